@@ -1,0 +1,148 @@
+"""JSON both ways for frozen dataclasses, driven by their annotations.
+
+Non-finite floats are written as the strings "nan", "inf" and "-inf", because JSON has no spelling
+for them and a silent null would turn a NaN score into a missing one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import json
+import math
+import types
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+_NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+
+
+class DecodeError(ValueError):
+    """A JSON document does not have the shape of the record type it is read as."""
+
+
+def to_jsonable(value: Any) -> Any:
+    """Turn a record (dataclasses, enums, tuples, mappings, scalars) into JSON-ready data."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: to_jsonable(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, float) and not math.isfinite(value):
+        return "nan" if math.isnan(value) else ("inf" if value > 0 else "-inf")
+    if isinstance(value, Mapping):
+        return {str(key): to_jsonable(item) for key, item in value.items()}
+    if isinstance(value, (tuple, list, frozenset, set)):
+        return [to_jsonable(item) for item in value]
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, Path):
+        return str(value)
+    raise TypeError(f"{type(value).__name__} has no JSON form; records hold plain data only")
+
+
+def dumps(value: Any, *, indent: int | None = None) -> str:
+    """Serialise a record to JSON text with stable key order as declared."""
+    return json.dumps(to_jsonable(value), indent=indent, ensure_ascii=False, allow_nan=False)
+
+
+def from_jsonable[T](cls: type[T], data: Any, *, where: str = "$") -> T:
+    """Rebuild a record of type ``cls`` from JSON-ready data.
+
+    Unknown keys are refused, missing keys take the field's default.
+
+    Raises:
+        DecodeError: naming the JSON path at which the data does not fit ``cls``.
+    """
+    return typing.cast(T, _decode(cls, data, where))
+
+
+def loads[T](cls: type[T], text: str) -> T:
+    """Read a record of type ``cls`` from JSON text."""
+    return from_jsonable(cls, json.loads(text))
+
+
+@functools.lru_cache(maxsize=None)
+def _hints(cls: type) -> dict[str, Any]:
+    return typing.get_type_hints(cls)
+
+
+def _decode(hint: Any, data: Any, where: str) -> Any:
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        return _decode_dataclass(hint, data, where)
+    origin = typing.get_origin(hint)
+    if origin in (typing.Union, types.UnionType):
+        return _decode_union(typing.get_args(hint), data, where)
+    if origin is typing.Literal:
+        if data not in typing.get_args(hint):
+            raise DecodeError(f"{where}: expected one of {typing.get_args(hint)}, found {data!r}")
+        return data
+    if origin is not None:
+        return _decode_container(origin, typing.get_args(hint), data, where)
+    return _decode_scalar(hint, data, where)
+
+
+def _decode_dataclass(cls: type, data: Any, where: str) -> Any:
+    if not isinstance(data, dict):
+        raise DecodeError(f"{where}: expected an object for {cls.__name__}, found {data!r}")
+    hints = _hints(cls)
+    names = {f.name for f in dataclasses.fields(cls)}
+    if unknown := sorted(set(data) - names):
+        raise DecodeError(f"{where}: {cls.__name__} has no field {unknown[0]!r}")
+    kwargs = {key: _decode(hints[key], item, f"{where}.{key}") for key, item in data.items()}
+    try:
+        return cls(**kwargs)
+    except TypeError as error:
+        raise DecodeError(f"{where}: {error}") from error
+
+
+def _decode_union(options: tuple[Any, ...], data: Any, where: str) -> Any:
+    if data is None and type(None) in options:
+        return None
+    errors = []
+    for option in options:
+        if option is type(None):
+            continue
+        try:
+            return _decode(option, data, where)
+        except DecodeError as error:
+            errors.append(str(error))
+    raise DecodeError("; ".join(errors))
+
+
+def _decode_container(origin: Any, args: tuple[Any, ...], data: Any, where: str) -> Any:
+    if origin is tuple:
+        if not isinstance(data, list):
+            raise DecodeError(f"{where}: expected a list, found {data!r}")
+        if len(args) == 2 and args[1] is Ellipsis:
+            return tuple(_decode(args[0], x, f"{where}[{i}]") for i, x in enumerate(data))
+        if len(args) != len(data):
+            raise DecodeError(f"{where}: expected {len(args)} items, found {len(data)}")
+        return tuple(_decode(a, x, f"{where}[{i}]") for i, (a, x) in enumerate(zip(args, data)))
+    if origin in (dict, Mapping) or (isinstance(origin, type) and issubclass(origin, Mapping)):
+        if not isinstance(data, dict):
+            raise DecodeError(f"{where}: expected an object, found {data!r}")
+        return {k: _decode(args[1], v, f"{where}.{k}") for k, v in data.items()}
+    raise DecodeError(f"{where}: records do not use {origin}")
+
+
+def _decode_scalar(hint: Any, data: Any, where: str) -> Any:
+    if hint is Any or hint is object:
+        return data
+    if isinstance(hint, type) and issubclass(hint, enum.Enum):
+        try:
+            return hint(data)
+        except ValueError as error:
+            raise DecodeError(f"{where}: {error}") from error
+    if hint is float:
+        if isinstance(data, str) and data in _NON_FINITE:
+            return _NON_FINITE[data]
+        if isinstance(data, (int, float)) and not isinstance(data, bool):
+            return float(data)
+    elif hint is int and isinstance(data, int) and not isinstance(data, bool):
+        return data
+    elif hint in (bool, str) and isinstance(data, hint):
+        return data
+    raise DecodeError(f"{where}: expected {getattr(hint, '__name__', hint)}, found {data!r}")

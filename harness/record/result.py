@@ -1,0 +1,235 @@
+"""Attempts, scenario results and the run record, with constructors that refuse contradictions."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from harness.record.environment import Environment
+from harness.record.evidence import (
+    BehaviourEvidence,
+    CallEvidence,
+    ExceptionEvidence,
+    LayoutEvidence,
+    NoteEvidence,
+    PathEvidence,
+    SelectionEvidence,
+    ValueEvidence,
+)
+from harness.record.verdict import FAULTS, Outcome, Verdict
+
+SCHEMA_VERSION = 1
+
+FactValue = bool | int | str | None
+
+
+class Phase(enum.StrEnum):
+    """Named steps of a scenario on one rank; a journal line is written before each starts."""
+
+    START = "start"
+    RENDEZVOUS = "rendezvous"
+    BUILD = "build"
+    COMPILE = "compile"
+    LAYOUT = "layout"
+    GATHER = "gather"
+    SCORE = "score"
+    SELECT = "select"
+    ATTEND = "attend"
+    BACKWARD = "backward"
+    CAPTURE = "capture"
+    REPLAY = "replay"
+    COMPARE = "compare"
+    RECORD = "record"
+
+
+SCENARIO_PHASES = tuple(Phase)[tuple(Phase).index(Phase.LAYOUT) :]
+"""Phases covered by a scenario's ``limits.time_s``; the earlier ones have limits of their own."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PhaseTiming:
+    """When one rank entered a phase, on the host's monotonic clock."""
+
+    phase: Phase
+    begin_s: float
+    end_s: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankOutcome:
+    """How one rank's process ended, from its exit status, its journal and its supervisor.
+
+    Attributes:
+        exit_code: Exit status, None when the process was ended by a signal.
+        signal: Signal that ended the process, None otherwise.
+        ended_by_harness: True when the supervisor killed it (a victim, or past a deadline).
+        deadline: Phase whose limit ran out on this rank, None otherwise.
+        last_phase: Phase of the last journal line.
+        last_line: Last journal line, verbatim and shortened.
+        completed: True when the rank wrote its closing line.
+        exception: What it raised, if it raised.
+        process_state: Kernel state letter when it was found stopped or in an uninterruptible wait.
+        stacks: Path of its stack dump inside the run folder.
+    """
+
+    global_rank: int
+    host: str = ""
+    pid: int | None = None
+    exit_code: int | None = None
+    signal: int | None = None
+    ended_by_harness: bool = False
+    deadline: Phase | None = None
+    last_phase: Phase | None = None
+    last_line: str = ""
+    completed: bool = False
+    exception: ExceptionEvidence | None = None
+    process_state: str | None = None
+    stacks: str | None = None
+    phases: tuple[PhaseTiming, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FaultReport:
+    """The first fault of an attempt and its victims."""
+
+    verdict: Verdict
+    global_rank: int | None
+    phase: Phase | None
+    cause: str
+    """One sentence made of typed facts, never of log text."""
+    victims: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Proof:
+    """What an attempt ran on, so that nobody takes a model for a kernel.
+
+    Attributes:
+        kernels: Operation to ``hardware``, ``modelled <release> <arch>``, ``torch`` or ``none``.
+        provider: ``te``, ``local`` or ``none`` (no layers were built).
+        shims: Host shims active on ranks without a GPU.
+        overlays: Overlays active.
+        injected: Faults injected on request.
+        facts: Probed facts of the build and the kernels.
+    """
+
+    kernels: dict[str, str] = field(default_factory=dict)
+    provider: str = "none"
+    shims: tuple[str, ...] = ()
+    overlays: tuple[str, ...] = ()
+    injected: tuple[str, ...] = ()
+    facts: dict[str, FactValue] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Attempt:
+    """One execution of a scenario in fresh processes (or in the worker, isolation ``none``)."""
+
+    number: int
+    verdict: Verdict
+    secondary: tuple[Verdict, ...] = ()
+    started_at: str = ""
+    """UTC, ISO 8601."""
+    duration_s: float = 0.0
+    isolation: str = "scenario"
+    ranks: tuple[RankOutcome, ...] = ()
+    fault: FaultReport | None = None
+    proof: Proof = field(default_factory=Proof)
+    selections: tuple[SelectionEvidence, ...] = ()
+    behaviours: tuple[BehaviourEvidence, ...] = ()
+    paths: tuple[PathEvidence, ...] = ()
+    layouts: tuple[LayoutEvidence, ...] = ()
+    values: tuple[ValueEvidence, ...] = ()
+    calls: tuple[CallEvidence, ...] = ()
+    notes: tuple[NoteEvidence, ...] = ()
+    missing_capability: str | None = None
+    """What is missing when the verdict is ``not_run``."""
+
+    def __post_init__(self) -> None:
+        """Refuse an attempt whose verdict and evidence contradict each other."""
+        if self.verdict in self.secondary:
+            raise ValueError(f"verdict {self.verdict} is also listed as secondary")
+        if self.verdict is Verdict.PASS:
+            self._check_pass()
+        if self.verdict in FAULTS and self.fault is None:
+            raise ValueError(f"verdict {self.verdict} needs a fault report")
+        if (self.verdict is Verdict.NOT_RUN) != (self.missing_capability is not None):
+            raise ValueError("not_run and missing_capability go together")
+        if self.verdict is Verdict.WRONG_SELECTION and not any(
+            s.total.num_wrong for s in self.selections
+        ):
+            raise ValueError("wrong_selection needs selection evidence with a wrong pick")
+
+    def _check_pass(self) -> None:
+        if self.fault is not None:
+            raise ValueError("a pass carries no fault report")
+        if not self.paths:
+            raise ValueError("a pass needs path evidence: which scorer ran, on which rank")
+        if self.secondary:
+            raise ValueError("a pass has no secondary verdicts")
+        if any(s.total.num_wrong for s in self.selections):
+            raise ValueError("a pass has no wrong pick")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScenarioResult:
+    """A scenario's attempts and its outcome against expectation; one file under ``results/``."""
+
+    schema_version: int = SCHEMA_VERSION
+    id: str
+    content_hash: str
+    """First 12 hex digits of SHA-256 over the resolved scenario."""
+    summary: str
+    source: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
+    file: str = ""
+    """Scenario file as given on the command line, with the line of the document."""
+    scenario: dict[str, object]
+    """The resolved scenario (``harness.scenario.spec.Scenario`` as JSON)."""
+    attempts: tuple[Attempt, ...]
+    outcome: Outcome
+    expected: str
+    """What was expected, in words, such as ``pass`` or ``known: wrong_selection``."""
+    explanation: str = ""
+    """Why the outcome is what it is, one or two sentences."""
+    rerun: str = ""
+    """Exact command that reruns this scenario."""
+
+    def __post_init__(self) -> None:
+        """Refuse a result without an attempt."""
+        if not self.attempts:
+            raise ValueError(f"result {self.id} has no attempt")
+
+    @property
+    def last(self) -> Attempt:
+        """The attempt that decides."""
+        return self.attempts[-1]
+
+    @property
+    def verdict(self) -> Verdict:
+        """Verdict of the deciding attempt."""
+        return self.last.verdict
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunRecord:
+    """``run.json``: what was asked, on what, and how it ended.
+
+    ``exit_code`` stays None until the run is over, so that a killed run is told from a finished
+    one.
+    """
+
+    schema_version: int = SCHEMA_VERSION
+    name: str
+    started_at: str
+    command: tuple[str, ...]
+    rerun: str
+    world_size: int
+    num_nodes: int
+    isolation: str
+    environment: Environment
+    scenario_ids: tuple[str, ...] = ()
+    finished_at: str | None = None
+    exit_code: int | None = None
+    exit_meaning: str = ""
+    notes: tuple[str, ...] = ()

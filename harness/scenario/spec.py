@@ -1,0 +1,240 @@
+"""The resolved scenario: what remains after loading, matrix expansion and defaults.
+
+Ranks get this as JSON (``harness.record.codec``), so the module is standard library only. The YAML
+face of the same fields, with validation and messages, is ``harness.scenario.schema``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from harness.record.codec import dumps
+from harness.record.verdict import Verdict
+
+Level = Literal["scorer", "attention", "model"]
+Backend = Literal["none", "cudnn", "tilelang"]
+KernelSource = Literal["auto", "hardware", "modelled"]
+KeyPositions = Literal["derived", "explicit"]
+PlanName = Literal["plain_causal", "packed_single", "packed_thd", "unfused_bounds", "decline"]
+QkvFormat = Literal["thd", "sbhd"]
+ScoreKind = Literal["normal", "ties", "integers", "underflow"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelSpec:
+    """Geometry of the layers; names are Megatron's ``MLATransformerConfig`` fields.
+
+    The fused path is only reached with ``dsa_indexer_head_dim`` 128, ``kv_lora_rank`` 512 and
+    ``qk_pos_emb_head_dim`` 64.
+    """
+
+    name: str
+    source: tuple[str, ...] = ()
+    num_layers: int = 1
+    hidden_size: int = 256
+    ffn_hidden_size: int = 512
+    num_attention_heads: int = 64
+    q_lora_rank: int = 128
+    kv_lora_rank: int = 512
+    qk_head_dim: int = 128
+    qk_pos_emb_head_dim: int = 64
+    v_head_dim: int = 128
+    vocab_size: int = 512
+    rotary_base: float = 10000.0
+    layernorm_epsilon: float = 1e-6
+    dsa_indexer_n_heads: int = 32
+    dsa_indexer_head_dim: int = 128
+    dsa_indexer_topk: int = 16
+    dsa_indexer_topk_freq: int = 1
+    dsa_indexer_skip_topk_offset: int = 0
+    dsa_indexer_rope_interleaved: bool = False
+    dsa_indexer_rotate_activation: bool = False
+    dsa_indexer_scoring_relu: bool = True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelledKernels:
+    """Which release and architecture the models follow, and with which known defects.
+
+    Attributes:
+        defects: ``as_released``, ``none``, or names of defects to switch on.
+    """
+
+    cudnn_frontend: str = "1.32.0"
+    arch: Literal["sm90", "sm100"] = "sm100"
+    defects: Literal["as_released", "none"] | tuple[str, ...] = "as_released"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KernelsSpec:
+    """Backend of the scorer and where its kernels come from."""
+
+    dsa_kernel_backend: Backend = "none"
+    source: KernelSource = "auto"
+    modelled: ModelledKernels = field(default_factory=ModelledKernels)
+    score_chunk_bytes: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ParallelSpec:
+    """Configured parallel sizes; a microbatch's ``cp`` may differ under Dynamic CP."""
+
+    context_parallel_size: int = 1
+    dynamic_context_parallel: bool = False
+    tensor_model_parallel_size: int = 1
+    sequence_parallel: bool = False
+    cp_comm_type: str = "allgather"
+    cp_ranks: Literal["all"] | tuple[int, ...] = "all"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MicrobatchSpec:
+    """One pack (``thd``) or batch (``sbhd``); lengths are whole-sequence tokens, before CP.
+
+    Attributes:
+        sequences: Real query lengths; zeros and repeats allowed. In ``sbhd`` all are equal and
+            their number is the micro-batch size.
+        padded: ``auto`` (each up to a multiple of 2 * cp) or explicit padded query lengths.
+        kv_sequences: Real key lengths when they differ from the query's.
+        kv_padded: Explicit padded key lengths; ``auto`` pads ``kv_sequences`` alike.
+        tail_padding: Rows behind the last sequence that no sequence owns, over the whole group.
+        cp: Effective CP size, None for the configured one.
+        key_positions: ``explicit`` hands the scorer custom key positions, which must be declined.
+    """
+
+    sequences: tuple[int, ...]
+    padded: Literal["auto"] | tuple[int, ...] = "auto"
+    kv_sequences: tuple[int, ...] | None = None
+    kv_padded: Literal["auto"] | tuple[int, ...] = "auto"
+    tail_padding: int = 0
+    cp: int | None = None
+    key_positions: KeyPositions = "derived"
+    qkv_format: QkvFormat = "thd"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ValuesSpec:
+    """Generated inputs. All seeds run in one child.
+
+    Attributes:
+        scores: ``normal``: standard normal inputs. ``ties``: few distinct values, so that many
+            scores are equal. ``integers``: small integers, exact in bf16, so that the reference
+            margin is zero. ``underflow``: large negative weights, scores below the fp16 minimum.
+    """
+
+    seeds: tuple[int, ...] = (0,)
+    scores: ScoreKind = "normal"
+    dtype: Literal["bf16", "fp32"] = "bf16"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingSpec:
+    """Loss and recomputation."""
+
+    backward: bool = False
+    dsa_indexer_loss_coeff: float = 0.0
+    dsa_indexer_use_sparse_loss: bool = False
+    calculate_per_token_loss: bool = False
+    recompute: Literal["none", "selective", "full"] = "none"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GraphSpec:
+    """CUDA-graph mode."""
+
+    cuda_graph_impl: Literal["none", "local", "transformer_engine", "full_iteration"] = "none"
+    cuda_graph_modules: tuple[str, ...] = ("attn",)
+    replays: int = 2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReferenceSpec:
+    """Rows the reference judges (``all`` or a stratified sample of that many) and its dtype."""
+
+    rows: Literal["all"] | int = "all"
+    dtype: Literal["fp32", "fp64"] = "fp32"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExpectSpec:
+    """What a right build shows; None fields are not checked."""
+
+    verdict: Verdict = Verdict.PASS
+    plan: PlanName | None = None
+    layout_builds_per_microbatch: int | None = None
+    kernel_calls: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KnownRule:
+    """What is known of particular builds, narrow, with a link.
+
+    Attributes:
+        when: Condition name to requirement. Probed facts take booleans or strings; ``megatron_core``
+            and ``cudnn_frontend`` take version specifiers (PEP 440) over the effective version;
+            ``arch`` and ``source`` take strings; ``overlays`` a list that must be equal as a set.
+        behaviour: Faulty behaviour whose prediction the picks must equal (YAML key ``as``).
+    """
+
+    when: dict[str, bool | str | tuple[str, ...]]
+    verdict: Verdict
+    behaviour: str | None = None
+    phase: str | None = None
+    kernel: str | None = None
+    exception: str | None = None
+    link: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LimitsSpec:
+    """Time limit of the phases layout to record, in seconds."""
+
+    time_s: float = 60.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scenario:
+    """One named, fully resolved scenario."""
+
+    id: str
+    summary: str
+    source: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
+    model: ModelSpec
+    level: Level = "attention"
+    kernels: KernelsSpec = field(default_factory=KernelsSpec)
+    overlays: tuple[str, ...] = ()
+    parallel: ParallelSpec = field(default_factory=ParallelSpec)
+    microbatches: tuple[MicrobatchSpec, ...]
+    schedule: tuple[str, ...] | None = None
+    values: ValuesSpec = field(default_factory=ValuesSpec)
+    training: TrainingSpec = field(default_factory=TrainingSpec)
+    graph: GraphSpec = field(default_factory=GraphSpec)
+    reference: ReferenceSpec = field(default_factory=ReferenceSpec)
+    expect: ExpectSpec = field(default_factory=ExpectSpec)
+    known: tuple[KnownRule, ...] = ()
+    limits: LimitsSpec = field(default_factory=LimitsSpec)
+
+    @property
+    def num_ranks(self) -> int:
+        """Real ranks needed; at scorer level any number serves, logical ranks are shared out."""
+        if self.level == "scorer":
+            return 1
+        effective = [mb.cp or self.parallel.context_parallel_size for mb in self.microbatches]
+        cp_size = max([self.parallel.context_parallel_size, *effective])
+        return cp_size * self.parallel.tensor_model_parallel_size
+
+    @property
+    def logical_cp_ranks(self) -> tuple[int, ...]:
+        """Context-parallel ranks that are run."""
+        if self.parallel.cp_ranks == "all":
+            return tuple(range(self.parallel.context_parallel_size))
+        return self.parallel.cp_ranks
+
+    @property
+    def content_hash(self) -> str:
+        """First 12 hex digits of SHA-256 over what is run (not over what is expected of it)."""
+        run = replace(self, expect=ExpectSpec(), known=(), summary="", source=(), tags=())
+        return hashlib.sha256(dumps(run).encode()).hexdigest()[:12]
