@@ -64,7 +64,7 @@ def loads[T](cls: type[T], text: str) -> T:
     return from_jsonable(cls, json.loads(text))
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _hints(cls: type) -> dict[str, Any]:
     return typing.get_type_hints(cls)
 
@@ -120,7 +120,8 @@ def _decode_container(origin: Any, args: tuple[Any, ...], data: Any, where: str)
             return tuple(_decode(args[0], x, f"{where}[{i}]") for i, x in enumerate(data))
         if len(args) != len(data):
             raise DecodeError(f"{where}: expected {len(args)} items, found {len(data)}")
-        return tuple(_decode(a, x, f"{where}[{i}]") for i, (a, x) in enumerate(zip(args, data)))
+        pairs = enumerate(zip(args, data, strict=True))
+        return tuple(_decode(arg, item, f"{where}[{i}]") for i, (arg, item) in pairs)
     if origin in (dict, Mapping) or (isinstance(origin, type) and issubclass(origin, Mapping)):
         if not isinstance(data, dict):
             raise DecodeError(f"{where}: expected an object, found {data!r}")
@@ -141,8 +142,8 @@ def _decode_scalar(hint: Any, data: Any, where: str) -> Any:
             return _NON_FINITE[data]
         if isinstance(data, (int, float)) and not isinstance(data, bool):
             return float(data)
-    elif hint is int and isinstance(data, int) and not isinstance(data, bool):
+    if hint is int and isinstance(data, int) and not isinstance(data, bool):
         return data
-    elif hint in (bool, str) and isinstance(data, hint):
+    if hint in (bool, str) and isinstance(data, hint):
         return data
     raise DecodeError(f"{where}: expected {getattr(hint, '__name__', hint)}, found {data!r}")

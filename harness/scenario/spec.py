@@ -172,9 +172,10 @@ class KnownRule:
     """What is known of particular builds, narrow, with a link.
 
     Attributes:
-        when: Condition name to requirement. Probed facts take booleans or strings; ``megatron_core``
-            and ``cudnn_frontend`` take version specifiers (PEP 440) over the effective version;
-            ``arch`` and ``source`` take strings; ``overlays`` a list that must be equal as a set.
+        when: Condition name to requirement. Probed facts take booleans or strings;
+            ``megatron_core`` and ``cudnn_frontend`` take version specifiers (PEP 440) over the
+            effective version; ``arch`` and ``source`` take strings; ``overlays`` takes a list
+            that must be equal as a set.
         behaviour: Faulty behaviour whose prediction the picks must equal (YAML key ``as``).
     """
 
