@@ -15,6 +15,7 @@ import types
 import typing
 from collections.abc import Mapping
 from pathlib import Path
+from reprlib import repr as shown
 from typing import Any
 
 _NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
@@ -77,7 +78,9 @@ def _decode(hint: Any, data: Any, where: str) -> Any:
         return _decode_union(typing.get_args(hint), data, where)
     if origin is typing.Literal:
         if data not in typing.get_args(hint):
-            raise DecodeError(f"{where}: expected one of {typing.get_args(hint)}, found {data!r}")
+            raise DecodeError(
+                f"{where}: expected one of {typing.get_args(hint)}, found {shown(data)}"
+            )
         return data
     if origin is not None:
         return _decode_container(origin, typing.get_args(hint), data, where)
@@ -86,7 +89,7 @@ def _decode(hint: Any, data: Any, where: str) -> Any:
 
 def _decode_dataclass(cls: type, data: Any, where: str) -> Any:
     if not isinstance(data, dict):
-        raise DecodeError(f"{where}: expected an object for {cls.__name__}, found {data!r}")
+        raise DecodeError(f"{where}: expected an object for {cls.__name__}, found {shown(data)}")
     hints = _hints(cls)
     names = {f.name for f in dataclasses.fields(cls)}
     if unknown := sorted(set(data) - names):
@@ -94,7 +97,7 @@ def _decode_dataclass(cls: type, data: Any, where: str) -> Any:
     kwargs = {key: _decode(hints[key], item, f"{where}.{key}") for key, item in data.items()}
     try:
         return cls(**kwargs)
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise DecodeError(f"{where}: {error}") from error
 
 
@@ -115,7 +118,7 @@ def _decode_union(options: tuple[Any, ...], data: Any, where: str) -> Any:
 def _decode_container(origin: Any, args: tuple[Any, ...], data: Any, where: str) -> Any:
     if origin is tuple:
         if not isinstance(data, list):
-            raise DecodeError(f"{where}: expected a list, found {data!r}")
+            raise DecodeError(f"{where}: expected a list, found {shown(data)}")
         if len(args) == 2 and args[1] is Ellipsis:
             return tuple(_decode(args[0], x, f"{where}[{i}]") for i, x in enumerate(data))
         if len(args) != len(data):
@@ -124,7 +127,7 @@ def _decode_container(origin: Any, args: tuple[Any, ...], data: Any, where: str)
         return tuple(_decode(arg, item, f"{where}[{i}]") for i, (arg, item) in pairs)
     if origin in (dict, Mapping) or (isinstance(origin, type) and issubclass(origin, Mapping)):
         if not isinstance(data, dict):
-            raise DecodeError(f"{where}: expected an object, found {data!r}")
+            raise DecodeError(f"{where}: expected an object, found {shown(data)}")
         return {k: _decode(args[1], v, f"{where}.{k}") for k, v in data.items()}
     raise DecodeError(f"{where}: records do not use {origin}")
 
@@ -141,9 +144,16 @@ def _decode_scalar(hint: Any, data: Any, where: str) -> Any:
         if isinstance(data, str) and data in _NON_FINITE:
             return _NON_FINITE[data]
         if isinstance(data, (int, float)) and not isinstance(data, bool):
-            return float(data)
+            return _as_float(data, where)
     if hint is int and isinstance(data, int) and not isinstance(data, bool):
         return data
     if hint in (bool, str) and isinstance(data, hint):
         return data
-    raise DecodeError(f"{where}: expected {getattr(hint, '__name__', hint)}, found {data!r}")
+    raise DecodeError(f"{where}: expected {getattr(hint, '__name__', hint)}, found {shown(data)}")
+
+
+def _as_float(data: int | float, where: str) -> float:
+    try:
+        return float(data)
+    except OverflowError as error:
+        raise DecodeError(f"{where}: {error}") from error

@@ -18,6 +18,8 @@ class OverlapStats:
         rows_exhaustive: Of these, rows that may see at most top-k keys, so that all are due.
         due: Sum over rows of min(top-k, visible keys).
         exact: Picks that are in the reference set.
+        unranked: Of these, picks whose score the kernel itself had masked to -inf: taken blindly,
+            right by luck or because every visible key was due.
         tie: Picks outside it whose score equals the k-th best within the margin.
         below: Visible picks whose score is below the k-th best by more than the margin.
         future: Picks in the row's own sequence past its causal limit.
@@ -32,6 +34,7 @@ class OverlapStats:
     rows_exhaustive: int = 0
     due: int = 0
     exact: int = 0
+    unranked: int = 0
     tie: int = 0
     below: int = 0
     future: int = 0
@@ -48,8 +51,11 @@ class OverlapStats:
 
     @property
     def strict_overlap(self) -> float:
-        """Exact / due, the plain set overlap; 1.0 where nothing is due."""
-        return 1.0 if self.due == 0 else self.exact / self.due
+        """Exact picks that the kernel ranked, over due; 1.0 where nothing is due.
+
+        No credit for ties, and none for keys that the kernel took blindly among masked ones.
+        """
+        return 1.0 if self.due == 0 else (self.exact - self.unranked) / self.due
 
     @property
     def num_out_of_bounds(self) -> int:
@@ -124,6 +130,34 @@ class SelectionEvidence:
     by_distance: tuple[OverlapSlice, ...] = ()
     worst_rows: tuple[RowFinding, ...] = ()
     rows_sampled: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WindowEvidence:
+    """How many keys the scoring kernel left each row to see, against the row's limit.
+
+    Attributes:
+        rows: Valid rows compared.
+        rows_equal: Rows whose window is their limit.
+        rows_short: Rows from which visible keys were hidden.
+        rows_long: Rows that were shown keys past their limit.
+        first_different: Local row of the first row that differs.
+        window: Keys shown to that row.
+        limit: Keys due to be shown to it.
+    """
+
+    global_rank: int
+    cp_rank: int
+    microbatch: int
+    layer: int
+    seed: int
+    rows: int
+    rows_equal: int
+    rows_short: int
+    rows_long: int
+    first_different: int | None = None
+    window: int | None = None
+    limit: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -286,8 +320,13 @@ class ExceptionEvidence:
     text: str
     traceback: str
     origin: str
-    """``build`` (raised inside Megatron or a kernel), ``harness``, ``injected`` or ``user``."""
+    """``build`` (raised inside Megatron or a kernel), ``harness`` or ``injected``."""
+    declined: bool = False
+    """True when Megatron or a kernel wrapper raised it by a statement of its own: a refusal."""
+    in_collective: bool = False
+    """True when it came out of a collective: mostly the echo of another rank's fault."""
     cuda_error: int | None = None
+    out_of_memory: bool = False
     address_fault: AddressFaultEvidence | None = None
 
 
@@ -301,6 +340,7 @@ class NoteEvidence:
 
 Evidence = (
     SelectionEvidence
+    | WindowEvidence
     | BehaviourEvidence
     | CallEvidence
     | PathEvidence
@@ -312,6 +352,7 @@ Evidence = (
 
 EVIDENCE_KINDS: dict[str, type] = {
     "selection": SelectionEvidence,
+    "window": WindowEvidence,
     "behaviour": BehaviourEvidence,
     "call": CallEvidence,
     "path": PathEvidence,

@@ -15,6 +15,7 @@ from harness.record.evidence import (
     PathEvidence,
     SelectionEvidence,
     ValueEvidence,
+    WindowEvidence,
 )
 from harness.record.verdict import FAULTS, Outcome, Verdict
 
@@ -70,6 +71,7 @@ class RankOutcome:
         exception: What it raised, if it raised.
         process_state: Kernel state letter when it was found stopped or in an uninterruptible wait.
         stacks: Path of its stack dump inside the run folder.
+        ended_s: Monotonic clock of its host when the fault was journaled or the end was seen.
     """
 
     global_rank: int
@@ -85,6 +87,7 @@ class RankOutcome:
     exception: ExceptionEvidence | None = None
     process_state: str | None = None
     stacks: str | None = None
+    ended_s: float | None = None
     phases: tuple[PhaseTiming, ...] = ()
 
 
@@ -136,6 +139,7 @@ class Attempt:
     fault: FaultReport | None = None
     proof: Proof = field(default_factory=Proof)
     selections: tuple[SelectionEvidence, ...] = ()
+    windows: tuple[WindowEvidence, ...] = ()
     behaviours: tuple[BehaviourEvidence, ...] = ()
     paths: tuple[PathEvidence, ...] = ()
     layouts: tuple[LayoutEvidence, ...] = ()
@@ -159,6 +163,10 @@ class Attempt:
             s.total.num_wrong for s in self.selections
         ):
             raise ValueError("wrong_selection needs selection evidence with a wrong pick")
+        if self.verdict is Verdict.OUT_OF_BOUNDS and not any(
+            s.total.num_out_of_bounds for s in self.selections
+        ):
+            raise ValueError("out_of_bounds needs selection evidence with a pick out of bounds")
 
     def _check_pass(self) -> None:
         if self.fault is not None:
@@ -169,6 +177,10 @@ class Attempt:
             raise ValueError("a pass has no secondary verdicts")
         if any(s.total.num_wrong for s in self.selections):
             raise ValueError("a pass has no wrong pick")
+        if not all(v.within for v in self.values):
+            raise ValueError("a pass has no value beyond its tolerance")
+        if not all(item.equal for item in self.layouts):
+            raise ValueError("a pass has no layout table that differs")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -196,9 +208,11 @@ class ScenarioResult:
     """Exact command that reruns this scenario."""
 
     def __post_init__(self) -> None:
-        """Refuse a result without an attempt."""
+        """Refuse a result without an attempt, or with a judged outcome of what did not run."""
         if not self.attempts:
             raise ValueError(f"result {self.id} has no attempt")
+        if (self.outcome is Outcome.NOT_RUN) != (self.verdict is Verdict.NOT_RUN):
+            raise ValueError(f"outcome {self.outcome} does not go with verdict {self.verdict}")
 
     @property
     def last(self) -> Attempt:

@@ -1,0 +1,142 @@
+"""Collect all evidence of one forward: path, kernel calls, gathered keys, selection, behaviour."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+
+from harness.evidence.calls import kernel_calls
+from harness.evidence.observation import (
+    ScorerObservation,
+    observe_scorer,
+    rows_in_kernel_chunk,
+    wrapper_picks,
+)
+from harness.evidence.path import path_evidence
+from harness.layout import Pack
+from harness.production.recorder import Recorder
+from harness.record.evidence import Evidence, LayoutEvidence, OverlapStats, SelectionEvidence
+from harness.reference.behaviours import BEHAVIOURS, check_behaviour
+from harness.reference.marks import Mark, sort_slots
+from harness.reference.operands import Operands
+from harness.reference.rows import RowTable, rows_of_rank
+from harness.reference.sampling import sample_rows
+from harness.reference.selection import judge_selection
+from harness.reference.site import Site
+from harness.scenario.spec import Scenario
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Subject:
+    """What a forward is judged against.
+
+    Attributes:
+        pack: Layout of the microbatch (of one sequence, when unpacked).
+        keys: ``[batch, keys, dim]`` all indexer keys in packed order, gathered by the harness.
+        site: Rank, microbatch and seed; the layer is filled in per layer.
+    """
+
+    scenario: Scenario
+    pack: Pack
+    keys: torch.Tensor
+    site: Site
+
+
+def collect(recorder: Recorder, subject: Subject) -> Iterator[Evidence]:
+    """Yield the evidence of one forward on one rank."""
+    yield from kernel_calls(recorder, subject.site)
+    layers = sorted({call.layer for call in recorder.calls})
+    for layer in layers:
+        site = replace(subject.site, layer=layer)
+        backend = subject.scenario.kernels.dsa_kernel_backend
+        yield path_evidence(recorder, site, backend)
+        observation = observe_scorer(recorder, layer)
+        if observation is not None:
+            yield _gathered_keys(observation, subject, site)
+            yield from _selections(recorder, observation, subject, site)
+
+
+def _gathered_keys(observation: ScorerObservation, subject: Subject, site: Site) -> LayoutEvidence:
+    """Hold the keys that were scored against the ones gathered by the harness's own layout."""
+    found, due = observation.k, subject.keys
+    detail = ""
+    if found.shape != due.shape:
+        detail = f"expected shape {tuple(due.shape)}, found {tuple(found.shape)}"
+    elif not torch.equal(found, due):
+        different = (found != due).any(dim=-1)[0].nonzero().flatten()
+        detail = f"{different.numel()} of {due.size(1)} keys differ, first at {int(different[0])}"
+    return LayoutEvidence(**site.fields(), table="gathered_keys", equal=not detail, detail=detail)
+
+
+def _selections(
+    recorder: Recorder, observation: ScorerObservation, subject: Subject, site: Site
+) -> Iterator[Evidence]:
+    scenario = subject.scenario
+    topk = scenario.model.dsa_indexer_topk
+    table = rows_of_rank(subject.pack, site.cp_rank)
+    judged = sample_rows(table, scenario.reference.rows, seed=site.seed, topk=topk)
+    for batch in range(observation.picks.size(0)):
+        operands = Operands(
+            q=observation.q[batch],
+            k=subject.keys[batch],
+            w=observation.weights[batch],
+            dtype=scenario.reference.dtype,
+            exact_arithmetic=_exact_arithmetic(scenario),
+        )
+        picks = observation.picks[batch]
+        final = judge_selection(picks, operands, judged, topk=topk)
+        yield final.evidence(site, stage="final")
+        if not bool(final.right.all()):
+            yield from _behaviours(recorder, picks, operands, judged, site, topk)
+    if observation.fused and observation.picks.size(0) == 1:
+        yield from _wrapper_bounds(recorder, judged, site, topk)
+
+
+def _exact_arithmetic(scenario: Scenario) -> bool:
+    """Small integers are exact in bf16 and fp32, but only where nothing is projected or rotated."""
+    return scenario.level == "scorer" and scenario.values.scores in ("ties", "integers")
+
+
+def _behaviours(
+    recorder: Recorder,
+    picks: torch.Tensor,
+    operands: Operands,
+    table: RowTable,
+    site: Site,
+    topk: int,
+) -> Iterator[Evidence]:
+    """Hold wrong picks against the faulty behaviours that have a name."""
+    row_in_chunk = rows_in_kernel_chunk(recorder, site.layer)
+    if row_in_chunk is None or row_in_chunk.numel() != table.num_local_rows:
+        return
+    for name in BEHAVIOURS:
+        finding = check_behaviour(
+            name, picks, operands, table, topk=topk, row_in_chunk=row_in_chunk
+        )
+        yield finding.evidence(site)
+
+
+def _wrapper_bounds(
+    recorder: Recorder, table: RowTable, site: Site, topk: int
+) -> Iterator[SelectionEvidence]:
+    """Judge what the top-k kernel itself returned: the caller turns bad picks into -1.
+
+    Only bounds and repeats count here. Which keys are due is judged at the end, since the caller
+    ranks nothing where every key is due.
+    """
+    picks = wrapper_picks(recorder, site.layer)
+    if picks is None or picks.size(0) != table.num_local_rows:
+        return
+    slots = sort_slots(picks[table.row], table)
+    stats = OverlapStats(
+        rows=int(table.valid.sum()),
+        future=int(slots.of(Mark.FUTURE).sum()),
+        foreign=int(slots.of(Mark.FOREIGN).sum()),
+        out_of_range=int(slots.of(Mark.OUT_OF_RANGE).sum()),
+        duplicate=int(slots.of(Mark.DUPLICATE).sum()),
+    )
+    yield SelectionEvidence(
+        **site.fields(), stage="wrapper", topk=topk, reference_dtype="none", total=stats
+    )

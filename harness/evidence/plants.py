@@ -1,0 +1,85 @@
+"""Planted selection faults: what ``--inject`` changes, so that each detector can be seen red."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from harness.production.recorder import HookCall, Recorder, Transform
+from harness.reference.rows import RowTable
+
+Plant = Callable[[torch.Tensor, RowTable], None]
+"""Changes picks ``[rows, topk]`` in place."""
+
+
+def _row(table: RowTable, fits: torch.Tensor) -> int:
+    """Index of the valid row with the most visible keys that fits."""
+    candidates = torch.where(fits & table.valid, table.limits, torch.full_like(table.limits, -1))
+    best = int(candidates.argmax())
+    if int(candidates[best]) < 0:
+        raise ValueError("no row of this rank fits the fault to plant; use a longer pack")
+    return best
+
+
+def wrong_index(picks: torch.Tensor, table: RowTable) -> None:
+    """Replace one pick by a visible key that was not picked."""
+    row = _row(table, table.limits > picks.size(1))
+    start, limit = int(table.starts[row]), int(table.limits[row])
+    picked = set(picks[row].tolist())
+    picks[row, 0] = next(key for key in range(start, start + limit) if key not in picked)
+
+
+def past_limit(picks: torch.Tensor, table: RowTable) -> None:
+    """Replace one pick by the first key of the row's own sequence that it may not see."""
+    row = _row(table, table.limits < table.key_lengths)
+    picks[row, 0] = table.starts[row] + table.limits[row]
+
+
+def neighbour_sequence(picks: torch.Tensor, table: RowTable) -> None:
+    """Replace one pick by a key of the sequence before."""
+    row = _row(table, table.starts > 0)
+    picks[row, 0] = table.starts[row] - 1
+
+
+def duplicate_index(picks: torch.Tensor, table: RowTable) -> None:
+    """Repeat a pick in place of another one."""
+    row = _row(table, table.limits >= picks.size(1))
+    picks[row, 1] = picks[row, 0]
+
+
+PLANTS: dict[str, Plant] = {
+    "wrong_index": wrong_index,
+    "past_limit": past_limit,
+    "neighbour_sequence": neighbour_sequence,
+    "duplicate_index": duplicate_index,
+}
+
+
+def plant(recorder: Recorder, kinds: tuple[str, ...], table: RowTable) -> None:
+    """Arrange for the faults to happen in the next forward.
+
+    Args:
+        recorder: Whose transforms carry the faults.
+        kinds: Names of ``PLANTS``, or ``unfused_path`` (the fused kernels are silently off).
+        table: Rows of the rank under the coming microbatch.
+    """
+    recorder.transforms.clear()
+    for kind in kinds:
+        if kind == "unfused_path":
+            recorder.transforms["use_fused"] = lambda _call, _result: False
+            continue
+        change = PLANTS[kind]
+        for symbol, place in (("fused_topk", 0), ("naive_topk", 1), ("naive_topk_loss", 0)):
+            recorder.transforms[symbol] = _on_indices(change, table, place)
+
+
+def _on_indices(change: Plant, table: RowTable, place: int) -> Transform:
+    def transform(_call: HookCall, result: Any) -> Any:
+        parts = list(result)
+        parts[place] = parts[place].clone()
+        change(parts[place][0], table)
+        return tuple(parts)
+
+    return transform

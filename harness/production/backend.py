@@ -1,0 +1,163 @@
+"""Puts the kernels of a scenario behind Megatron's cuDNN caller, and says where they come from."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from harness.kernels import cuda_like, modelled_flash_mla, modelled_namespace, release_table
+from harness.kernels.detect import installed_facts
+from harness.production.errors import CapabilityMissingError
+from harness.production.hooks import ObservedNamespace, observed_kernel
+from harness.production.recorder import Recorder
+from harness.record.result import FactValue
+from harness.scenario.spec import KernelsSpec
+
+_CUDNN = "megatron.core.transformer.experimental_attention_variant.dsa_cudnn_kernels"
+_DISPATCH = "megatron.core.transformer.experimental_attention_variant.dsa_kernels"
+_CAPABILITY = {"sm90": (9, 0), "sm100": (10, 0)}
+_OPERATIONS = ("indexer_forward", "indexer_top_k", "flash_mla_sparse_fwd")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KernelSource:
+    """Where the kernels of a scenario come from.
+
+    Attributes:
+        modelled: True when models stand in for kernels.
+        kernels: Operation to ``hardware``, ``modelled <release> <arch>`` or ``torch``.
+        facts: Kernel facts for ``known`` rules.
+        version: Effective cudnn-frontend release, None for backend ``none``.
+        arch: Effective architecture, None where no kernel runs.
+    """
+
+    modelled: bool
+    kernels: dict[str, str]
+    facts: dict[str, FactValue] = field(default_factory=dict)
+    version: str | None = None
+    arch: str | None = None
+
+
+def kernel_source(spec: KernelsSpec) -> KernelSource:
+    """Decide between hardware and models.
+
+    Raises:
+        CapabilityMissingError: when hardware is asked for (or a GPU is there to be used) and
+            something of it is missing.
+    """
+    if spec.dsa_kernel_backend == "none":
+        return KernelSource(modelled=False, kernels={"indexer": "torch", "attention": "torch"})
+    if spec.dsa_kernel_backend == "tilelang":
+        raise CapabilityMissingError("usable GPU with TileLang (tilelang is never modelled)")
+    has_gpu = torch.cuda.is_available()
+    wanted = spec.source
+    if wanted == "hardware" or (wanted == "auto" and has_gpu):
+        return _hardware(has_gpu)
+    modelled = spec.modelled
+    release = release_table(modelled.cudnn_frontend)
+    label = f"modelled {modelled.cudnn_frontend} {modelled.arch}"
+    return KernelSource(
+        modelled=True,
+        kernels=dict.fromkeys(_OPERATIONS, label),
+        facts={
+            "accepts_causal_offsets": release.accepts_causal_offsets,
+            "mask_alignment": str(release.mask_alignment),
+        },
+        version=modelled.cudnn_frontend,
+        arch=modelled.arch,
+    )
+
+
+def _hardware(has_gpu: bool) -> KernelSource:
+    if not has_gpu:
+        raise CapabilityMissingError("usable GPU (kernels.source is hardware)")
+    found = installed_facts()
+    for package in ("cudnn_frontend", "flash_mla"):
+        if found.get(package) is None:
+            raise CapabilityMissingError(f"{package} on a machine with a GPU")
+    major, minor = torch.cuda.get_device_capability()
+    return KernelSource(
+        modelled=False,
+        kernels=dict.fromkeys(_OPERATIONS, "hardware"),
+        facts={k: v for k, v in found.items() if k in ("accepts_causal_offsets", "mask_alignment")},
+        version=str(found["cudnn_frontend"]),
+        arch=f"sm{major}{minor}",
+    )
+
+
+CUDA_BRANCHES = "tensors answer is_cuda"
+"""Name of the shim under which Megatron takes its CUDA branches with modelled kernels.
+
+On CPU tensors it would add a tie-break bias before top-k, skip FlashMLA's head-count check and pad
+heads differently: not what production runs.
+"""
+
+
+def as_production(tensor: torch.Tensor, source: KernelSource) -> torch.Tensor:
+    """Return an input as production should see it: claiming CUDA where kernels are modelled."""
+    return cuda_like(tensor) if source.modelled else tensor
+
+
+@contextlib.contextmanager
+def kernels_installed(
+    spec: KernelsSpec, source: KernelSource, recorder: Recorder, *, seed: int
+) -> Iterator[None]:
+    """Install the kernels (observed) into Megatron's cuDNN module, and undo it at the end.
+
+    Args:
+        spec: The scenario's kernel section.
+        source: Decision of ``kernel_source``.
+        recorder: Receives every wrapper call.
+        seed: Seeds the arbitrary choices of modelled kernels.
+    """
+    if spec.dsa_kernel_backend == "none":
+        yield
+        return
+    module: Any = importlib.import_module(_CUDNN)
+    dispatch: Any = importlib.import_module(_DISPATCH)
+    replaced = _replacements(spec, source, recorder, module, seed)
+    saved = {name: getattr(module, name) for name in replaced}
+    for name, value in replaced.items():
+        setattr(module, name, value)
+    try:
+        yield
+    finally:
+        for name, value in saved.items():
+            setattr(module, name, value)
+        # The dispatcher caches its backend in module globals; the next scenario chooses anew.
+        dispatch._BACKEND = dispatch._BACKEND_SELECTION = None
+
+
+def _replacements(
+    spec: KernelsSpec, source: KernelSource, recorder: Recorder, module: Any, seed: int
+) -> dict[str, Any]:
+    replaced: dict[str, Any] = {}
+    if source.modelled:
+        modelled = spec.modelled
+        namespace = modelled_namespace(
+            cudnn_frontend=modelled.cudnn_frontend,
+            arch=modelled.arch,
+            defects=modelled.defects,
+            seed=seed,
+        )
+        flash_mla = modelled_flash_mla(arch=modelled.arch, findings=namespace.findings)
+        capability = _CAPABILITY[modelled.arch]
+        replaced["_current_sm"] = lambda: capability
+        origin = "modelled"
+    else:
+        module._ensure_dsa_namespace()
+        module._ensure_flash_mla()
+        namespace, flash_mla = module._cudnn_dsa, module._flash_mla_sparse_fwd
+        origin = "hardware"
+    replaced["_cudnn_dsa"] = ObservedNamespace(namespace, origin, recorder)
+    replaced["_flash_mla_sparse_fwd"] = observed_kernel(
+        flash_mla, "flash_mla_sparse_fwd", origin, recorder
+    )
+    if spec.score_chunk_bytes is not None:
+        replaced["_INDEXER_SCORE_CHUNK_MAX_BYTES"] = spec.score_chunk_bytes
+    return replaced

@@ -1,0 +1,55 @@
+"""Who builds the linear layers: Transformer Engine where it is installed, a local one elsewhere."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import torch
+from megatron.core.models.backends import LocalSpecProvider
+
+
+class DuplicatedLinear(torch.nn.Linear):
+    """A linear layer held whole by every rank, with the return shape of Megatron's own.
+
+    Megatron's local provider has no plain linear (it builds these with Transformer Engine), and
+    the indexer's projections ask for ``parallel_mode="duplicated"``.
+    """
+
+    def __init__(self, input_size: int, output_size: int, **kwargs: Any) -> None:
+        """Build with Megatron's keyword arguments; only config, init_method and bias matter here.
+
+        Raises:
+            ValueError: for another parallel mode than ``duplicated`` or None.
+        """
+        if kwargs.get("parallel_mode") not in (None, "duplicated"):
+            raise ValueError(
+                f"parallel_mode {kwargs['parallel_mode']!r} is not supported by the local "
+                "provider; expected 'duplicated'"
+            )
+        config = kwargs["config"]
+        super().__init__(
+            input_size, output_size, bias=bool(kwargs.get("bias")), dtype=config.params_dtype
+        )
+        kwargs["init_method"](self.weight)
+
+    def forward(self, input: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+        """Return (output, None): no bias is left to be added later."""
+        return super().forward(input), None
+
+
+class LocalProvider(LocalSpecProvider):
+    """Megatron's local provider plus the linear layer it lacks."""
+
+    def linear(self) -> type:
+        """Which linear module duplicates its weight on every rank."""
+        return DuplicatedLinear
+
+
+def spec_provider() -> tuple[Any, str]:
+    """Return the provider to build layers with and its name, ``te`` or ``local``."""
+    if importlib.util.find_spec("transformer_engine") is not None:
+        from megatron.core.extensions.transformer_engine_spec_provider import TESpecProvider
+
+        return TESpecProvider(), "te"
+    return LocalProvider(), "local"

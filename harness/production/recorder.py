@@ -1,0 +1,125 @@
+"""What the hooks saw during one forward: calls in order, with the tensors they were given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from harness.record.result import Phase
+
+
+@dataclass(slots=True)
+class HookCall:
+    """One call of a hooked symbol.
+
+    Attributes:
+        arguments: Arguments by parameter name.
+        result: What it returned; None also when it declined or raised.
+        returned: False while it runs and when it raised.
+        origin: ``megatron``, ``hardware`` or ``modelled``.
+    """
+
+    symbol: str
+    origin: str
+    layer: int
+    arguments: dict[str, Any]
+    result: Any = None
+    returned: bool = False
+    depth: int = 0
+
+
+Reducer = Callable[["HookCall"], None]
+"""Replaces what a call holds by what its evidence needs, right after it returned."""
+
+Transform = Callable[[HookCall, Any], Any]
+"""Changes a hooked symbol's result; planted faults use it."""
+
+
+@dataclass(slots=True)
+class Recorder:
+    """Collects the hook calls of one forward on one rank.
+
+    Attributes:
+        on_phase: Called when a hook with a phase is entered, before the call, so that a journal
+            line stands on disk if the call never returns.
+        transforms: Symbol to function applied to that symbol's result.
+        reducers: Symbol to function that slims the kept call, so that score matrices of a long
+            pack are not all held until the forward ends.
+    """
+
+    on_phase: Callable[[Phase], None] = lambda _phase: None
+    transforms: dict[str, Transform] = field(default_factory=dict)
+    reducers: dict[str, Reducer] = field(default_factory=dict)
+    calls: list[HookCall] = field(default_factory=list)
+    layer: int = 1
+    _depth: int = 0
+
+    def clear(self) -> None:
+        """Forget the calls of the previous forward, and the tensors they hold."""
+        self.calls = []
+
+    def record(
+        self,
+        symbol: str,
+        origin: str,
+        phase: Phase | None,
+        arguments: dict[str, Any],
+        call: Callable[[], Any],
+    ) -> Any:
+        """Run ``call`` as a call of ``symbol`` and keep what went in and out."""
+        if phase is not None:
+            self.on_phase(phase)
+        seen = HookCall(
+            symbol=symbol, origin=origin, layer=self.layer, arguments=arguments, depth=self._depth
+        )
+        self.calls.append(seen)
+        self._depth += 1
+        try:
+            result = call()
+        finally:
+            self._depth -= 1
+        transform = self.transforms.get(symbol)
+        if transform is not None:
+            result = transform(seen, result)
+        seen.result = _kept(result)
+        seen.returned = True
+        reducer = self.reducers.get(symbol)
+        if reducer is not None:
+            reducer(seen)
+        return result
+
+    def of(self, symbol: str, *, layer: int | None = None) -> list[HookCall]:
+        """Calls of one symbol in order, of one layer when given."""
+        return [
+            call
+            for call in self.calls
+            if call.symbol == symbol and (layer is None or call.layer == layer)
+        ]
+
+    def counts(self, *, layer: int | None = None) -> dict[str, int]:
+        """Number of calls per symbol."""
+        counts: dict[str, int] = {}
+        for call in self.calls:
+            if layer is None or call.layer == layer:
+                counts[call.symbol] = counts.get(call.symbol, 0) + 1
+        return counts
+
+
+def _kept(result: Any) -> Any:
+    """Copy the integer tensors of a result: the caller may overwrite selected keys in place.
+
+    (0.19.2 turns empty slots into key 0 for its backward pass, in the scorer's own tensor.) Float
+    tensors are kept by reference; score matrices are large and nothing overwrites them.
+    """
+    if isinstance(result, torch.Tensor):
+        is_index = not (result.is_floating_point() or result.is_complex())
+        return result.clone() if is_index else result
+    if isinstance(result, dict):
+        # cudnn's result object is a dict whose iteration yields values, hence keys().
+        return {name: _kept(result[name]) for name in result.keys()}  # noqa: SIM118
+    if isinstance(result, tuple):
+        return tuple(_kept(item) for item in result)
+    return result

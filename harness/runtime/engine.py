@@ -1,0 +1,119 @@
+"""Runs one scenario on one rank: activate the build, install hooks and kernels, run its level."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from harness.production.backend import CUDA_BRANCHES, KernelSource, kernel_source
+from harness.production.errors import CapabilityMissingError
+from harness.production.hooks import installed
+from harness.production.locate import MegatronBuild, activate, find_build
+from harness.production.probes import build_facts
+from harness.production.recorder import Recorder
+from harness.production.shims import host_shims
+from harness.record.evidence import NoteEvidence
+from harness.record.result import FactValue, Phase, Proof
+from harness.runtime.journal import Journal
+from harness.runtime.judge import MISSING_CAPABILITY, PROOF
+from harness.runtime.task import Task
+
+
+def execute(task: Task, journal: Journal) -> None:
+    """Run the task's scenario and write its evidence to the journal.
+
+    The process group is up already. A missing capability is an answer: it is journaled and the
+    rank ends normally.
+    """
+    try:
+        with warnings.catch_warnings():
+            # Megatron and torch warn of absent optional packages and of their own deprecations.
+            warnings.simplefilter("ignore")
+            _execute(task, journal)
+    except CapabilityMissingError as missing:
+        journal.evidence(NoteEvidence(topic=MISSING_CAPABILITY, text=missing.capability))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stage:
+    """What a level needs to run a scenario on this rank."""
+
+    task: Task
+    journal: Journal
+    build: MegatronBuild
+    recorder: Recorder
+    source: KernelSource
+    provider: Any
+
+
+def _execute(task: Task, journal: Journal) -> None:
+    journal.phase(Phase.BUILD)
+    build = find_build(task.megatron)
+    activate(build)
+    # Imported here: the levels import Megatron, which has to be the build just activated.
+    from harness.runtime.levels import run_level
+
+    with _stage(task, journal, build) as stage:
+        run_level(stage)
+
+
+@contextlib.contextmanager
+def _stage(task: Task, journal: Journal, build: MegatronBuild) -> Iterator[Stage]:
+    """Install shims and hooks, and write the proof of what is active."""
+    from harness.production.providers import spec_provider
+
+    source = kernel_source(task.scenario.kernels)
+    provider, provider_name = spec_provider()
+    recorder = Recorder(on_phase=_on_change(journal))
+    with contextlib.ExitStack() as stack:
+        shims: tuple[str, ...] = ()
+        if not torch.cuda.is_available():
+            shims = stack.enter_context(host_shims())
+        if source.modelled:
+            shims = (*shims, CUDA_BRANCHES)
+        stack.enter_context(installed(recorder, build.version))
+        proof = Proof(
+            kernels=source.kernels,
+            provider="none" if task.scenario.level == "scorer" else provider_name,
+            shims=shims,
+            overlays=task.scenario.overlays,
+            facts=_facts(task, build, source),
+        )
+        journal.fact(PROOF, proof)
+        yield Stage(
+            task=task,
+            journal=journal,
+            build=build,
+            recorder=recorder,
+            source=source,
+            provider=provider,
+        )
+
+
+def _facts(task: Task, build: MegatronBuild, source: KernelSource) -> dict[str, FactValue]:
+    where = "modelled" if source.modelled else "hardware"
+    if task.scenario.kernels.dsa_kernel_backend == "none":
+        where = "none"
+    return {
+        **build_facts(build),
+        **source.facts,
+        "megatron_core": build.version,
+        "cudnn_frontend": source.version,
+        "arch": source.arch,
+        "source": where,
+    }
+
+
+def _on_change(journal: Journal) -> Callable[[Phase], None]:
+    """Write a phase line only when the phase changes: layers repeat theirs many times."""
+
+    def on_phase(phase: Phase) -> None:
+        if journal.current is not phase:
+            journal.phase(phase)
+
+    return on_phase

@@ -1,0 +1,121 @@
+"""Which rank failed first, of what, and who merely followed: typed facts in, a fault report out."""
+
+from __future__ import annotations
+
+import signal as signals
+from collections.abc import Sequence
+
+from harness.record.result import FaultReport, Phase, RankOutcome
+from harness.record.verdict import Verdict
+
+_CUDA_MEMORY_ERRORS = frozenset({700, 701, 714, 715, 716, 717, 718, 719})
+"""cudaErrorIllegalAddress and the sticky errors reported in its place (CUDA runtime API)."""
+
+
+def first_fault(ranks: Sequence[RankOutcome]) -> FaultReport | None:
+    """Return the first fault among the ranks, None when every rank completed.
+
+    On one host the earliest cause wins. Across hosts clocks do not compare, so the class of cause
+    decides: address fault, exception, signal or early exit, deadline, and last the echo of another
+    rank's end inside a collective.
+    """
+    faulty = [rank for rank in ranks if _cause(rank) is not None]
+    if not faulty:
+        return None
+    one_host = len({rank.host for rank in ranks}) <= 1
+    first = min(faulty, key=lambda rank: _order(rank, one_host))
+    verdict, sentence = _describe(first)
+    victims = tuple(r.global_rank for r in faulty if r.global_rank != first.global_rank)
+    return FaultReport(
+        verdict=verdict,
+        global_rank=first.global_rank,
+        phase=first.deadline or first.last_phase,
+        cause=sentence,
+        victims=victims,
+    )
+
+
+def _cause(rank: RankOutcome) -> str | None:
+    """Class of a rank's cause, None for a rank that completed."""
+    if rank.exception is not None:
+        if rank.exception.address_fault is not None or _is_cuda_memory_error(rank):
+            return "address"
+        return "echo" if rank.exception.in_collective else "exception"
+    if rank.process_state in ("T", "t"):
+        return "stopped"
+    if rank.ended_by_harness:
+        return "deadline" if rank.deadline is not None else "victim"
+    if rank.signal is not None:
+        return "signal"
+    if not rank.completed or rank.exit_code not in (0, None):
+        return "exit"
+    return None
+
+
+_CLASS_ORDER = ("address", "exception", "signal", "exit", "stopped", "deadline", "echo", "victim")
+
+
+def _order(rank: RankOutcome, one_host: bool) -> tuple[int, float, int, int]:
+    cause = _cause(rank)
+    assert cause is not None
+    place = _CLASS_ORDER.index(cause)
+    # A deadline, an echo or a kill by the supervisor is never earlier than its cause, whatever
+    # the clock says: those stay behind on one host too.
+    group = 0 if place < _CLASS_ORDER.index("stopped") else place
+    moment = rank.ended_s if one_host and rank.ended_s is not None else 0.0
+    if cause == "deadline":
+        # The rank that is furthest behind keeps the others waiting.
+        moment = float(_progress(rank))
+    return group, moment, place, rank.global_rank
+
+
+def _progress(rank: RankOutcome) -> int:
+    return len(rank.phases)
+
+
+def _is_cuda_memory_error(rank: RankOutcome) -> bool:
+    exception = rank.exception
+    return exception is not None and exception.cuda_error in _CUDA_MEMORY_ERRORS
+
+
+def _describe(rank: RankOutcome) -> tuple[Verdict, str]:
+    phase = rank.deadline or rank.last_phase
+    where = f"rank {rank.global_rank} in phase {phase or 'start'}"
+    verdict, text = _verdict(rank)
+    if phase is Phase.RENDEZVOUS and verdict in (Verdict.CRASH, Verdict.HANG):
+        verdict = Verdict.INFRASTRUCTURE
+    return verdict, f"{where}: {text}"
+
+
+def _verdict(rank: RankOutcome) -> tuple[Verdict, str]:
+    if rank.exception is not None:
+        return _exception_verdict(rank)
+    if rank.process_state in ("T", "t"):
+        return Verdict.HANG, f"process was stopped (state {rank.process_state})"
+    if rank.deadline is not None:
+        return Verdict.HANG, f"did not finish within the limit of phase {rank.deadline}"
+    if rank.signal is not None:
+        return Verdict.CRASH, f"ended by signal {_signal_name(rank.signal)}"
+    return Verdict.CRASH, f"exited with status {rank.exit_code} before its closing journal line"
+
+
+def _exception_verdict(rank: RankOutcome) -> tuple[Verdict, str]:
+    exception = rank.exception
+    assert exception is not None
+    text = f"{exception.type}: {exception.text.splitlines()[0] if exception.text else ''}"
+    if exception.address_fault is not None or _is_cuda_memory_error(rank):
+        return Verdict.MEMORY_FAULT, text
+    if exception.out_of_memory:
+        return Verdict.OUT_OF_MEMORY, text
+    if exception.origin == "harness":
+        return Verdict.HARNESS_ERROR, text
+    if exception.declined and exception.origin == "build":
+        return Verdict.REFUSED, text
+    return Verdict.CRASH, text
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signals.Signals(number).name
+    except ValueError:
+        return str(number)

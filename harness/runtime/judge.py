@@ -1,0 +1,229 @@
+"""From what the ranks left on disk to a verdict, and from a verdict to an outcome.
+
+No torch: a verdict can be computed again from the files of a run whose processes are all gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+
+from harness.record.codec import from_jsonable, to_jsonable
+from harness.record.evidence import (
+    BehaviourEvidence,
+    CallEvidence,
+    LayoutEvidence,
+    NoteEvidence,
+    PathEvidence,
+    SelectionEvidence,
+    ValueEvidence,
+    WindowEvidence,
+)
+from harness.record.result import Attempt, FactValue, Proof, RankOutcome, ScenarioResult
+from harness.record.verdict import Outcome, Verdict, primary
+from harness.runtime.first_fault import first_fault
+from harness.runtime.journal import JournalContent
+from harness.scenario.known import VERSIONED, EffectiveBuild, matching_rule, rule_holds
+from harness.scenario.spec import Scenario
+
+PROOF = "proof"
+"""Name of the journal fact that holds a rank's ``Proof``."""
+
+MISSING_CAPABILITY = "missing_capability"
+"""Topic of the note by which a rank says that it cannot run the scenario."""
+
+
+def judge_attempt(
+    scenario: Scenario,
+    ranks: tuple[RankOutcome, ...],
+    journals: Sequence[JournalContent],
+    *,
+    number: int,
+    started_at: str,
+    duration_s: float,
+    isolation: str,
+    injected: tuple[str, ...] = (),
+) -> Attempt:
+    """Compute the verdict of one attempt from its ranks' ends and journals."""
+    notes = _all(NoteEvidence, journals)
+    selections = _all(SelectionEvidence, journals)
+    paths = _all(PathEvidence, journals)
+    layouts = _all(LayoutEvidence, journals)
+    values = _all(ValueEvidence, journals)
+    fault = first_fault(ranks)
+    missing = _missing_capability(notes)
+    verdicts: set[Verdict] = set()
+    if fault is not None:
+        verdicts.add(fault.verdict)
+    elif missing is not None:
+        verdicts.add(Verdict.NOT_RUN)
+    else:
+        verdicts |= _path_verdicts(scenario, paths, journals)
+        verdicts |= _selection_verdicts(selections)
+        verdicts |= {Verdict.WRONG_VALUE for item in layouts if not item.equal}
+        verdicts |= {
+            Verdict.WRONG_GRADIENT if item.gradient else Verdict.WRONG_VALUE
+            for item in values
+            if not item.within
+        }
+        verdicts |= _completeness_verdicts(scenario, selections)
+    leading = primary(verdicts or {Verdict.PASS})
+    return Attempt(
+        number=number,
+        verdict=leading,
+        secondary=tuple(sorted(verdicts - {leading}, key=lambda verdict: verdict.rank)),
+        started_at=started_at,
+        duration_s=duration_s,
+        isolation=isolation,
+        ranks=ranks,
+        fault=fault,
+        proof=_proof(journals, injected),
+        selections=selections,
+        windows=_all(WindowEvidence, journals),
+        behaviours=_all(BehaviourEvidence, journals),
+        paths=paths,
+        layouts=layouts,
+        values=values,
+        calls=_all(CallEvidence, journals),
+        notes=notes,
+        missing_capability=missing if leading is Verdict.NOT_RUN else None,
+    )
+
+
+def _all[T](kind: type[T], journals: Sequence[JournalContent]) -> tuple[T, ...]:
+    return tuple(item for journal in journals for item in journal.of(kind))
+
+
+def _missing_capability(notes: tuple[NoteEvidence, ...]) -> str | None:
+    for note in notes:
+        if note.topic == MISSING_CAPABILITY:
+            return note.text
+    return None
+
+
+def _path_verdicts(
+    scenario: Scenario, paths: tuple[PathEvidence, ...], journals: Sequence[JournalContent]
+) -> set[Verdict]:
+    """Wrong path: none proved on some rank, another plan than expected, or a silent fallback."""
+    if not paths or any(not journal.of(PathEvidence) for journal in journals):
+        return {Verdict.WRONG_PATH}
+    wanted = scenario.expect.plan
+    backend = scenario.kernels.dsa_kernel_backend
+    for path in paths:
+        if path.plan == "unknown" or path.backend != backend:
+            return {Verdict.WRONG_PATH}
+        if wanted is not None and path.plan != wanted:
+            return {Verdict.WRONG_PATH}
+        fallback_meant = wanted in ("decline", "unfused_bounds")
+        if backend != "none" and not path.fused and not fallback_meant:
+            return {Verdict.WRONG_PATH}
+        expected_calls = scenario.expect.kernel_calls.items()
+        if any(path.calls.get(symbol, 0) != count for symbol, count in expected_calls):
+            return {Verdict.WRONG_PATH}
+    return set()
+
+
+def _selection_verdicts(selections: tuple[SelectionEvidence, ...]) -> set[Verdict]:
+    verdicts = set()
+    for selection in selections:
+        total = selection.total
+        if total.num_out_of_bounds:
+            verdicts.add(Verdict.OUT_OF_BOUNDS)
+        if total.below or total.missing or total.duplicate:
+            verdicts.add(Verdict.WRONG_SELECTION)
+    return verdicts
+
+
+def _completeness_verdicts(
+    scenario: Scenario, selections: tuple[SelectionEvidence, ...]
+) -> set[Verdict]:
+    """A pass needs the selection of every logical rank, microbatch and seed."""
+    seen = {(s.cp_rank, s.microbatch, s.seed) for s in selections if s.stage == "final"}
+    for microbatch, spec in enumerate(scenario.microbatches):
+        cp_size = spec.cp or scenario.parallel.context_parallel_size
+        ranks = scenario.logical_cp_ranks if spec.cp is None else range(cp_size)
+        for cp_rank, seed in product(ranks, scenario.values.seeds):
+            if (cp_rank, microbatch, seed) not in seen:
+                return {Verdict.HARNESS_ERROR}
+    return set()
+
+
+def _proof(journals: Sequence[JournalContent], injected: tuple[str, ...]) -> Proof:
+    proofs = [from_jsonable(Proof, j.facts[PROOF]) for j in journals if PROOF in j.facts]
+    if not proofs:
+        return Proof(injected=injected)
+    first = proofs[0]
+    facts: dict[str, FactValue] = {}
+    for proof in proofs:
+        facts.update(proof.facts)
+    return Proof(
+        kernels=first.kernels,
+        provider=first.provider,
+        shims=first.shims,
+        overlays=first.overlays,
+        injected=injected,
+        facts=facts,
+    )
+
+
+def conclude(
+    scenario: Scenario, attempts: tuple[Attempt, ...], *, file: str, rerun: str
+) -> ScenarioResult:
+    """Hold the deciding attempt against what the scenario expects of this build."""
+    outcome, expected, explanation = _outcome(scenario, attempts[-1])
+    return ScenarioResult(
+        id=scenario.id,
+        content_hash=scenario.content_hash,
+        summary=scenario.summary,
+        source=scenario.source,
+        tags=scenario.tags,
+        file=file,
+        scenario=to_jsonable(scenario),
+        attempts=attempts,
+        outcome=outcome,
+        expected=expected,
+        explanation=explanation,
+        rerun=rerun,
+    )
+
+
+def effective_build(attempt: Attempt) -> EffectiveBuild:
+    """What ``known`` rules are matched against: probed facts, then effective versions."""
+    facts = dict(attempt.proof.facts)
+    versions = {name: _text(facts.pop(name, None)) for name in VERSIONED}
+    return EffectiveBuild(
+        facts=facts,
+        versions=versions,
+        arch=_text(facts.pop("arch", None)) or "",
+        source=_text(facts.pop("source", None)) or "",
+        overlays=attempt.proof.overlays,
+    )
+
+
+def _text(value: FactValue) -> str | None:
+    return None if value is None else str(value)
+
+
+def _outcome(scenario: Scenario, attempt: Attempt) -> tuple[Outcome, str, str]:
+    wanted = scenario.expect.verdict
+    if attempt.verdict is Verdict.NOT_RUN:
+        return Outcome.NOT_RUN, str(wanted), f"missing {attempt.missing_capability}"
+    rule = matching_rule(scenario.known, effective_build(attempt))
+    if rule is None:
+        if attempt.verdict is wanted:
+            return Outcome.EXPECTED, str(wanted), ""
+        return Outcome.UNEXPECTED, str(wanted), _unexpected(attempt)
+    expected = f"known: {rule.verdict}" + (f" as {rule.behaviour}" if rule.behaviour else "")
+    holds, difference = rule_holds(rule, attempt)
+    if holds:
+        return Outcome.KNOWN, expected, f"known of this build, see {rule.link}"
+    if attempt.verdict is wanted:
+        text = f"known of this build ({rule.link}), but {wanted} here: remove the rule"
+        return Outcome.FIXED, expected, text
+    return Outcome.UNEXPECTED, expected, difference
+
+
+def _unexpected(attempt: Attempt) -> str:
+    if attempt.fault is not None:
+        return attempt.fault.cause
+    return ", ".join(str(verdict) for verdict in (attempt.verdict, *attempt.secondary))
