@@ -10,10 +10,9 @@ import ast
 import functools
 from pathlib import Path
 
-from harness.production.locate import MegatronBuild
+from harness.production.locate import DSA_FOLDER, MegatronBuild
 
 
-@functools.cache
 def build_facts(build: MegatronBuild) -> dict[str, bool]:
     """Probe a build.
 
@@ -24,13 +23,18 @@ def build_facts(build: MegatronBuild) -> dict[str, bool]:
         ``has_dynamic_cp`` (the configuration has ``dynamic_context_parallel``),
         ``warns_packed_cp_graphs`` (a warning about packed DSA, CP and graphs exists).
     """
-    kernels = _tree(build.dsa_source("dsa_cudnn_kernels.py"))
-    core = build.package / "core"
+    return dict(_facts_at(build.package))
+
+
+@functools.cache
+def _facts_at(package: Path) -> dict[str, bool]:
+    core, variant = package / "core", package / DSA_FOLDER
+    kernels = _tree(variant / "dsa_cudnn_kernels.py")
     config = _tree(core / "transformer" / "transformer_config.py")
     return {
         "passes_causal_offsets": _passes_keyword(kernels, "q_causal_offsets"),
-        "has_scoring_plan": build.dsa_source("dsa_scoring_plan.py").exists(),
-        "has_layout_memo": _has_layout_memo(core, _tree(build.dsa_source("dsa_layout.py"))),
+        "has_scoring_plan": (variant / "dsa_scoring_plan.py").exists(),
+        "has_layout_memo": _has_layout_memo(core, _tree(variant / "dsa_layout.py")),
         "has_dynamic_cp": "dynamic_context_parallel" in _class_fields(config),
         "warns_packed_cp_graphs": _warns_packed_graphs(config),
     }

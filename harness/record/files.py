@@ -42,14 +42,14 @@ def safe_name(scenario_id: str) -> str:
     >>> safe_name("zigzag-pack")
     'zigzag-pack'
     >>> safe_name("causal/zigzag[cp4]")
-    'causal_zigzag_cp4_~1073ce03'
+    'causal_zigzag_cp4~1073ce03'
     """
     plain = _KEPT.fullmatch(scenario_id) and not scenario_id.startswith(".")
     if plain and len(scenario_id) <= _LONGEST:
         return scenario_id
     digest = hashlib.sha256(scenario_id.encode("utf-8", "surrogatepass")).hexdigest()
-    stem = _REPLACED.sub("_", scenario_id)[:_LONGEST].lstrip(".") or "_"
-    return f"{stem}~{digest[:_HASH_DIGITS]}"
+    stem = _REPLACED.sub("_", scenario_id)[:_LONGEST].lstrip("._").rstrip("_")
+    return f"{stem}~{digest[:_HASH_DIGITS]}" if stem else f"id~{digest[:_HASH_DIGITS]}"
 
 
 def result_path(run_dir: Path, scenario_id: str) -> Path:

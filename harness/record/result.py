@@ -70,6 +70,8 @@ class RankOutcome:
         completed: True when the rank wrote its closing line.
         exception: What it raised, if it raised.
         process_state: Kernel state letter when it was found stopped or in an uninterruptible wait.
+        waiting_in_collective: Whether its last requested stack dump shows it inside a
+            torch.distributed call; None without such a dump.
         stacks: Path of its stack dump inside the run folder.
         ended_s: Monotonic clock of its host when the fault was journaled or the end was seen.
     """
@@ -86,6 +88,7 @@ class RankOutcome:
     completed: bool = False
     exception: ExceptionEvidence | None = None
     process_state: str | None = None
+    waiting_in_collective: bool | None = None
     stacks: str | None = None
     ended_s: float | None = None
     phases: tuple[PhaseTiming, ...] = ()

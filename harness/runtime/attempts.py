@@ -1,0 +1,143 @@
+"""Executing one scenario under each isolation; every way gives the same record of what happened."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Protocol
+
+from harness.record.evidence import NoteEvidence
+from harness.record.result import RankOutcome
+from harness.runtime.devices import unclean_gpus, used_memory
+from harness.runtime.journal import JournalContent
+from harness.runtime.options import Isolation, Options
+from harness.runtime.plan import Planned, make_tasks
+from harness.runtime.run_folder import RunFolder
+from harness.runtime.starters import Starter
+from harness.runtime.supervisor import Supervised, Supervisor
+from harness.runtime.task import Task
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Executed:
+    """What one attempt left, before anybody judged it.
+
+    Attributes:
+        started_at: UTC, ISO 8601.
+        shared_with: Scenarios that ran before in the same processes, which a fault retires.
+        interrupted: The run was asked to stop; this is no evidence about the scenario.
+        lost: Why nothing can run after this attempt, None when the run can go on.
+    """
+
+    ranks: tuple[RankOutcome, ...]
+    journals: tuple[JournalContent, ...]
+    started_at: str
+    duration_s: float
+    isolation: Isolation
+    notes: tuple[NoteEvidence, ...] = ()
+    shared_with: tuple[Planned, ...] = ()
+    interrupted: bool = False
+    lost: str | None = None
+
+    @property
+    def clean(self) -> bool:
+        """True when every rank wrote its closing line and ended well."""
+        return all(rank.completed and rank.exit_code == 0 for rank in self.ranks)
+
+
+class Runner(Protocol):
+    """Executes attempts under one isolation."""
+
+    def run(self, item: Planned, attempt: int) -> Executed:
+        """Execute one attempt."""
+
+    def close(self) -> None:
+        """End what is kept between attempts."""
+
+
+@dataclass(kw_only=True)
+class Places:
+    """Where attempts keep their files.
+
+    Attributes:
+        scratch: Node-local folder for rendezvous files.
+    """
+
+    folder: RunFolder
+    scratch: Path
+    options: Options
+    _num_stores: int = field(default=0)
+
+    def tasks(self, item: Planned, attempt: int, isolation: Isolation) -> tuple[Task, ...]:
+        """Make the attempt's folder and return its tasks, with a rendezvous file of their own."""
+        self._num_stores += 1
+        return make_tasks(
+            item,
+            attempt=attempt,
+            folder=self.folder.attempt_folder(item.scenario.id, attempt),
+            store=self.scratch / f"store-{self._num_stores}",
+            isolation=isolation,
+            options=self.options,
+        )
+
+
+def drop_store(tasks: Sequence[Task]) -> None:
+    """Remove the rendezvous file of an attempt that is over."""
+    Path(tasks[0].store).unlink(missing_ok=True)
+
+
+def utc_now() -> str:
+    """Return the time for records."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+class FreshRunner:
+    """Isolation ``scenario``: new processes for every attempt."""
+
+    def __init__(self, places: Places, starter: Starter, supervisor: Supervisor) -> None:
+        self._places = places
+        self._starter = starter
+        self._supervisor = supervisor
+
+    def run(self, item: Planned, attempt: int) -> Executed:
+        """Execute one attempt in processes of its own."""
+        tasks = self._places.tasks(item, attempt, "scenario")
+        started_at = utc_now()
+        baseline = used_memory() if item.device == "cuda" else ()
+        try:
+            done = self._supervisor.run(
+                tasks, lambda task: self._starter.start("single", task.to_json(), task.local_rank)
+            )
+        finally:
+            drop_store(tasks)
+        unclean = unclean_gpus(baseline) if baseline else ()
+        return executed(done, started_at, "scenario", notes=cleanliness(done, unclean))
+
+    def close(self) -> None:
+        """Nothing is kept."""
+
+
+def executed(
+    done: Supervised, started_at: str, isolation: Isolation, *, notes: tuple[NoteEvidence, ...] = ()
+) -> Executed:
+    """Turn what the supervisor saw into the attempt's record."""
+    return Executed(
+        ranks=done.ranks,
+        journals=done.journals,
+        started_at=started_at,
+        duration_s=done.duration_s,
+        isolation=isolation,
+        notes=notes,
+        interrupted=done.interrupted,
+    )
+
+
+def cleanliness(done: Supervised, unclean: Sequence[str] = ()) -> tuple[NoteEvidence, ...]:
+    """Return notes on what an attempt left behind on the machine."""
+    stuck = [
+        NoteEvidence(topic="stuck process", text=f"process {pid} survived SIGKILL")
+        for pid in done.stuck
+    ]
+    return (*stuck, *(NoteEvidence(topic="unclean GPU", text=text) for text in unclean))

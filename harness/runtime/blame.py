@@ -1,0 +1,108 @@
+"""Exceptions as evidence: what was raised, and whose code raised it."""
+
+from __future__ import annotations
+
+import dis
+import traceback
+from pathlib import Path
+from types import TracebackType
+
+from harness.record.evidence import AddressFaultEvidence, ExceptionEvidence
+
+BUILD_PACKAGES = ("megatron", "cudnn", "flash_mla", "transformer_engine", "tilelang", "triton")
+"""Packages whose frames belong to the build under test."""
+
+_HARNESS = Path(__file__).resolve().parents[1]
+_MODELS = _HARNESS / "kernels"
+_INJECTION = Path(__file__).resolve().with_name("inject.py")
+_RAISE = dis.opmap["RAISE_VARARGS"]
+_COLLECTIVE_ERRORS = {"DistError", "DistBackendError", "DistNetworkError", "DistStoreError"}
+
+
+def exception_evidence(error: BaseException) -> ExceptionEvidence:
+    """Describe an exception that ends a rank, with the address fault it carries, if any."""
+    kind = type(error)
+    name = kind.__qualname__
+    if kind.__module__ != "builtins":
+        name = f"{kind.__module__}.{name}"
+    fault = getattr(error, "evidence", None)
+    code = getattr(error, "error_code", None)
+    origin = origin_of(error)
+    return ExceptionEvidence(
+        type=name,
+        text=str(error),
+        traceback="".join(traceback.format_exception(error)),
+        origin=origin,
+        declined=origin == "build" and _raised_on_purpose(error),
+        in_collective=_in_collective(error),
+        cuda_error=code if isinstance(code, int) else None,
+        out_of_memory=_out_of_memory(error),
+        address_fault=fault if isinstance(fault, AddressFaultEvidence) else None,
+    )
+
+
+def origin_of(error: BaseException) -> str:
+    """Return ``injected``, ``build`` or ``harness`` by the innermost frame that is one of them.
+
+    Frames of torch and the standard library are tools of whoever called them. A modelled kernel
+    stands in for a kernel of the build: what it raises on purpose when Megatron calls it is the
+    build's; an operation that fails inside the model is the model's own fault.
+    """
+    owners = [_owner(Path(name)) for name in _files(error.__traceback__)]
+    known = [owner for owner in owners if owner is not None]
+    if not known:
+        return "harness"
+    if known[-1] == "model":
+        on_purpose = "build" in known and _raised_on_purpose(error)
+        return "build" if on_purpose else "harness"
+    return known[-1]
+
+
+def _files(trace: TracebackType | None) -> list[str]:
+    return [frame.f_code.co_filename for frame, _ in traceback.walk_tb(trace)]
+
+
+def _owner(path: Path) -> str | None:
+    if path == _INJECTION:
+        return "injected"
+    if _MODELS in path.parents:
+        return "model"
+    if _HARNESS in path.parents:
+        return "harness"
+    return "build" if any(part in BUILD_PACKAGES for part in path.parts[:-1]) else None
+
+
+def _raised_on_purpose(error: BaseException) -> bool:
+    """Tell whether the innermost frame, the build's or a model's, ran a raise or assert statement.
+
+    The instruction decides: an operation that fails leaves another one at the same place.
+    """
+    innermost = error.__traceback__
+    if innermost is None:
+        return False
+    while innermost.tb_next is not None:
+        innermost = innermost.tb_next
+    code = innermost.tb_frame.f_code
+    if _owner(Path(code.co_filename)) not in ("build", "model"):
+        return False
+    return code.co_code[innermost.tb_lasti] == _RAISE
+
+
+def _in_collective(error: BaseException) -> bool:
+    if _COLLECTIVE_ERRORS & {kind.__name__ for kind in type(error).__mro__}:
+        return True
+    files = _files(error.__traceback__)
+    if files and "/torch/distributed/" in files[-1]:
+        return True
+    # Waiting for an asynchronous gloo operation leaves no Python frame, and gloo has no class of
+    # its own: its errors are RuntimeErrors that begin with the place in its sources.
+    return type(error) is RuntimeError and "/gloo/" in str(error).partition("]")[0]
+
+
+def _out_of_memory(error: BaseException) -> bool:
+    if isinstance(error, MemoryError):
+        return True
+    if "OutOfMemoryError" in {kind.__name__ for kind in type(error).__mro__}:
+        return True
+    # The CPU allocator of torch raises a plain RuntimeError that names itself.
+    return type(error) is RuntimeError and "DefaultCPUAllocator" in str(error)

@@ -1,0 +1,247 @@
+"""Main functions of rank processes: one task, or one task after the other from the leader.
+
+Light to import: torch comes in with the first task (in a forked child it is there already).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import importlib
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn, TextIO
+
+from harness.record.result import Phase
+from harness.runtime import control
+from harness.runtime.blame import exception_evidence
+from harness.runtime.death import die_with_parent
+from harness.runtime.inject import PhaseInjector, for_rank
+from harness.runtime.journal import EXCEPTION, Journal
+from harness.runtime.preload_names import PRELOAD, PRELOAD_TORCH
+from harness.runtime.stack_timer import StackTimer
+from harness.runtime.task import Task
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+Engine = Callable[[Task, Journal], None]
+
+_LAUNCHER_VARIABLES = ("TORCHELASTIC_", "MASTER_", "GROUP_", "ROLE_")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProbeFacts:
+    """What the first child of a forkserver found.
+
+    Attributes:
+        failed: Traceback when torch cannot be imported at all.
+        problem: Traceback of a failed import of the production modules.
+        bad_fork: ``torch.cuda._is_in_bad_fork()``: True means that CUDA is lost in forked children.
+        server_threads: Operating-system threads of the forkserver.
+    """
+
+    failed: str | None = None
+    problem: str | None = None
+    bad_fork: bool = False
+    server_threads: int = 0
+
+
+def answer_probe(connection: Connection) -> None:
+    """Tell the parent what a child of its forkserver looks like."""
+    try:
+        # The forkserver swallows an ImportError of its preload; here it comes up again.
+        import harness.runtime.preload_torch  # noqa: F401
+    except ImportError:
+        connection.send(ProbeFacts(failed=traceback.format_exc()))
+        return
+    import torch
+
+    preload = sys.modules.get(PRELOAD)
+    facts = ProbeFacts(
+        problem=getattr(preload, "PROBLEM", None),
+        bad_fork=torch.cuda._is_in_bad_fork(),
+        server_threads=len(os.listdir(f"/proc/{os.getppid()}/task")),
+    )
+    connection.send(facts)
+
+
+def run_single(request: str, parent_pid: int) -> NoReturn:
+    """Run the one task in ``request`` and end the process: 0, or 1 after an exception."""
+    _detach(parent_pid)
+    leave(0 if run_task(Task.from_json(request)) else 1)
+
+
+def run_member(request: str, parent_pid: int) -> NoReturn:
+    """Join the leader at the control socket named in ``request`` and run the tasks it sends.
+
+    The request is ``socket path`` and ``member name``, one a line.
+    """
+    _detach(parent_pid)
+    path, name = request.splitlines()
+    channel = control.connect(Path(path), {"member": name})
+    if channel is None:
+        leave(1)
+    leave(0 if serve(channel) else 1)
+
+
+def serve(channel: control.Channel) -> bool:
+    """Run the tasks that come over ``channel`` until it closes; False after an exception."""
+    while (message := channel.receive()) is not None:
+        done = run_task(Task.from_json(message["task"]), last=False)
+        channel.send({"done": done})
+        if not done:
+            return False
+    return True
+
+
+def run_task(task: Task, *, last: bool = True) -> bool:
+    """Run one task on this rank, everything journaled.
+
+    Args:
+        task: What to run.
+        last: No further task follows: leave the process group.
+
+    Returns:
+        True when the closing line of a complete run was written, False after an exception.
+    """
+    journal = Journal(task.journal, global_rank=task.global_rank)
+    journal.observers.append(
+        PhaseInjector(for_rank(task.inject, task.scenario.id, task.global_rank), journal)
+    )
+    with _own_output(task), _own_stacks(task, journal):
+        try:
+            journal.phase(Phase.START)
+            engine = _start(task)
+            journal.phase(Phase.RENDEZVOUS)
+            _rendezvous(task)
+            engine(task, journal)
+            if last:
+                _leave_group()
+        except Exception as error:  # noqa: BLE001 (it becomes the rank's evidence)
+            traceback.print_exc()
+            journal.evidence(exception_evidence(error))
+            journal.close(EXCEPTION)
+            return False
+        journal.close()
+        return True
+
+
+def leave(code: int) -> NoReturn:
+    """End without interpreter teardown.
+
+    Peers must see closed sockets now, and no thread of a library may keep a finished rank alive.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _detach(parent_pid: int) -> None:
+    """Take a session of its own and die with the process that forked this one."""
+    os.setsid()
+    server_pid = getattr(sys.modules.get(PRELOAD_TORCH), "SERVER_PID", os.getpid())
+    # A spawned process may import the module itself; then the id in it is its own.
+    die_with_parent(parent_pid if server_pid == os.getpid() else server_pid)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _start(task: Task) -> Engine:
+    """Set environment and threads of this rank and import its engine."""
+    for name in list(os.environ):
+        if name.startswith(_LAUNCHER_VARIABLES):
+            del os.environ[name]
+    os.environ |= {
+        "RANK": str(task.global_rank),
+        "LOCAL_RANK": str(task.local_rank),
+        "WORLD_SIZE": str(task.world_size),
+        "LOCAL_WORLD_SIZE": str(task.world_size),
+    }
+    # One host: a name that resolves to nothing, or slowly, must not decide over a rendezvous.
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    import torch
+
+    torch.set_num_threads(task.num_threads)
+    module, _, function = task.engine.partition(":")
+    engine: Engine = getattr(importlib.import_module(module), function)
+    return engine
+
+
+def _rendezvous(task: Task) -> None:
+    """Form the process group, or keep that of an earlier task, and try one small collective."""
+    import torch
+    import torch.distributed as dist
+
+    if task.device == "cuda":
+        # Fewer devices than local ranks are seen where the launcher gives each worker its own.
+        torch.cuda.set_device(task.local_rank % torch.cuda.device_count())
+    if dist.is_initialized() and dist.get_world_size() != task.world_size:
+        dist.destroy_process_group()
+    if not dist.is_initialized():
+        dist.init_process_group(
+            backend="cpu:gloo,cuda:nccl" if task.device == "cuda" else "gloo",
+            store=dist.FileStore(task.store, task.world_size),
+            rank=task.global_rank,
+            world_size=task.world_size,
+            timeout=timedelta(seconds=task.limits.collective_s),
+        )
+    canary = torch.full((1,), float(task.global_rank + 1), device=task.device)
+    dist.all_reduce(canary)
+    due = task.world_size * (task.world_size + 1) / 2
+    if canary.item() != due:
+        raise RuntimeError(f"canary all_reduce: expected {due}, found {canary.item()}")
+
+
+def _leave_group() -> None:
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+@contextlib.contextmanager
+def _own_output(task: Task) -> Iterator[None]:
+    """Send standard output and error, of native code too, to the rank's files."""
+    saved = []
+    for number, path in ((1, task.stdout), (2, task.stderr)):
+        _flush(number)
+        saved.append((number, os.dup(number)))
+        target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(target, number)
+        os.close(target)
+    try:
+        yield
+    finally:
+        for number, old in saved:
+            _flush(number)
+            os.dup2(old, number)
+            os.close(old)
+
+
+def _flush(number: int) -> None:
+    stream: TextIO = sys.stdout if number == 1 else sys.stderr
+    stream.flush()
+
+
+@contextlib.contextmanager
+def _own_stacks(task: Task, journal: Journal) -> Iterator[None]:
+    """Write Python stacks to the rank's file: on a fatal signal, on SIGUSR1, near a limit."""
+    with open(task.stacks, "a") as stream:
+        faulthandler.enable(stream, all_threads=True)
+        faulthandler.register(signal.SIGUSR1, stream, all_threads=True)
+        timer = StackTimer(task.limits, stream)
+        journal.observers.insert(0, timer)
+        try:
+            yield
+        finally:
+            timer.stop()
+            faulthandler.unregister(signal.SIGUSR1)
+            faulthandler.disable()

@@ -1,0 +1,190 @@
+"""From loaded scenarios to what each rank of this run is asked to do."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, Protocol
+
+from harness.record.codec import dumps
+from harness.record.verdict import ExitCode
+from harness.runtime.inject import for_scenario
+from harness.runtime.limits import PhaseLimits
+from harness.runtime.options import Options, UsageError
+from harness.runtime.task import Task
+from harness.runtime.world import World
+from harness.scenario import select as choose
+from harness.scenario.spec import Scenario
+
+Device = Literal["cpu", "cuda"]
+
+
+class Loaded(Protocol):
+    """A scenario with the place it was read from."""
+
+    @property
+    def scenario(self) -> Scenario:
+        """The resolved scenario."""
+
+    @property
+    def file(self) -> str:
+        """The file as given."""
+
+    @property
+    def line(self) -> int:
+        """1-based line of its document."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Planned:
+    """A scenario with its place in this run.
+
+    Attributes:
+        file: Where it was read from, as ``file:line``.
+        num_ranks: Processes it gets.
+    """
+
+    scenario: Scenario
+    file: str
+    num_ranks: int
+    device: Device
+
+    @property
+    def group_key(self) -> str:
+        """Scenarios with equal keys may share processes one after the other.
+
+        Ranks, device, level and everything that is set up once per process are equal; layouts,
+        values and limits may differ.
+        """
+        kernels = replace(self.scenario.kernels, score_chunk_bytes=None)
+        overlays = sorted(self.scenario.overlays)
+        parts = (self.num_ranks, self.device, self.scenario.level, dumps(kernels), overlays)
+        return repr(parts)
+
+
+def select(loaded: Iterable[Loaded], options: Options) -> tuple[Loaded, ...]:
+    """Return the scenarios that ``-k`` and ``-t`` ask for.
+
+    Raises:
+        UsageError: for an expression that cannot be read, or when nothing is left of something.
+    """
+    everything = tuple(loaded)
+    try:
+        kept = choose.select(
+            (item.scenario for item in everything),
+            expression=options.keyword,
+            tags=options.tags,
+        )
+    except choose.ExpressionError as error:
+        raise UsageError([str(error)]) from error
+    ids = {scenario.id for scenario in kept}
+    if everything and not ids:
+        raise UsageError(
+            [
+                f"none of {len(everything)} scenarios matches -k {options.keyword!r} "
+                f"and -t {', '.join(options.tags) or '(any)'}; loosen them, or see "
+                "`dsa-harness list`"
+            ],
+            ExitCode.NOTHING_RAN,
+        )
+    return tuple(item for item in everything if item.scenario.id in ids)
+
+
+def plan(
+    loaded: Iterable[Loaded], world: World, options: Options, *, num_gpus: int
+) -> tuple[Planned, ...]:
+    """Give each scenario its ranks and device.
+
+    Raises:
+        UsageError: one line for each scenario that needs more ranks than there are, and for each
+            injection that no scenario or rank is there for.
+    """
+    planned = []
+    problems = []
+    for item in loaded:
+        scenario = item.scenario
+        due = scenario.num_ranks
+        if scenario.level == "scorer":
+            due = min(world.world_size, len(scenario.logical_cp_ranks))
+        if due > world.world_size:
+            problems.append(_too_few(item, due, world))
+            continue
+        hardware = num_gpus > 0 and scenario.kernels.source != "modelled"
+        planned.append(
+            Planned(
+                scenario=scenario,
+                file=f"{item.file}:{item.line}",
+                num_ranks=due,
+                device="cuda" if hardware else "cpu",
+            )
+        )
+    if not problems:
+        problems = _useless_injections(planned, options)
+    if problems:
+        raise UsageError(problems)
+    return tuple(planned)
+
+
+def _too_few(item: Loaded, due: int, world: World) -> str:
+    parallel = item.scenario.parallel
+    flag = "--ntasks" if world.launcher == "srun" else "--nproc-per-node"
+    return (
+        f"{item.file}:{item.line}: {item.scenario.id} needs {due} ranks "
+        f"(context parallel {due // parallel.tensor_model_parallel_size} * tensor parallel "
+        f"{parallel.tensor_model_parallel_size}), this run has {world.world_size}; start it with "
+        f"{flag} {due}, or use level: scorer, where any number of ranks serves"
+    )
+
+
+def _useless_injections(planned: Sequence[Planned], options: Options) -> list[str]:
+    """An injection that hits nothing would make a run look healthier than it was meant to be."""
+    problems = []
+    for text in options.inject:
+        hit = [
+            item
+            for item in planned
+            for injection in for_scenario([text], item.scenario.id)
+            if injection.global_rank < item.num_ranks
+        ]
+        if planned and not hit:
+            problems.append(
+                f"--inject {text}: no scenario of this run has that id and rank; check the rank "
+                "number and the text after the second @"
+            )
+    return problems
+
+
+def make_tasks(
+    item: Planned, *, attempt: int, folder: Path, store: Path, isolation: str, options: Options
+) -> tuple[Task, ...]:
+    """Return one task per rank of a scenario.
+
+    At scorer level the logical context-parallel ranks are dealt out to the ranks in turn.
+    """
+    scenario = item.scenario
+    logical = scenario.logical_cp_ranks
+    threads = max(1, len(os.sched_getaffinity(0)) // item.num_ranks)
+    limits = PhaseLimits(scenario_s=scenario.limits.time_s)
+    return tuple(
+        Task(
+            scenario=scenario,
+            attempt=attempt,
+            global_rank=rank,
+            local_rank=rank,
+            world_size=item.num_ranks,
+            store=str(store),
+            folder=str(folder),
+            cp_ranks=logical[rank :: item.num_ranks] if scenario.level == "scorer" else (),
+            num_threads=threads,
+            device=item.device,
+            megatron=options.megatron,
+            inject=options.inject,
+            allow_mixed=options.allow_mixed,
+            isolation=isolation,
+            limits=limits,
+            engine=options.engine,
+        )
+        for rank in range(item.num_ranks)
+    )

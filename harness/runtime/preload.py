@@ -1,0 +1,21 @@
+"""What the forkserver of CPU ranks imports: torch and the production modules.
+
+Imports only. A multi-threaded matmul here would leave its thread pool's locks held in every forked
+child, whose first matmul then waits for ever.
+"""
+
+from __future__ import annotations
+
+import traceback
+
+import harness.runtime.preload_torch
+
+PROBLEM: str | None = None
+"""Traceback of a failed import. The child meets the same error in its own phases and journals it;
+the preload is only a head start."""
+
+try:
+    import harness.production.preload
+    import harness.runtime.levels  # noqa: F401 (imported for its effect)
+except Exception:  # noqa: BLE001 (kept and shown in the run's notes)
+    PROBLEM = traceback.format_exc()

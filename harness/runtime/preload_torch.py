@@ -1,0 +1,29 @@
+"""What the forkserver of a CUDA worker imports: torch alone, and nothing that asks for devices.
+
+Importing Megatron calls ``torch.cuda.is_available()`` on the way (from
+``dist_checkpointing/strategies/torch.py`` and ``torch.utils.cpp_extension``), after which a forked
+child can no longer use CUDA.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from harness.runtime.death import die_with_parent
+from harness.runtime.preload_names import PARENT_VARIABLE
+
+SERVER_PID = os.getpid()
+"""The forkserver's process id, as its forked children see it."""
+
+
+def _in_forkserver() -> bool:
+    # `python -c "from multiprocessing.forkserver import main; ..."`; anybody else only imports.
+    return sys.argv[:1] == ["-c"] and PARENT_VARIABLE in os.environ
+
+
+if _in_forkserver():
+    die_with_parent(int(os.environ[PARENT_VARIABLE]))
+
+import torch  # noqa: E402 (after the request to die: the import takes seconds)
+import torch.distributed  # noqa: E402, F401

@@ -1,0 +1,80 @@
+"""What one rank child is asked to do; travels as JSON."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from harness.record.codec import dumps, loads
+from harness.runtime.limits import PhaseLimits
+from harness.scenario.spec import Scenario
+
+ENGINE = "harness.runtime.engine:execute"
+"""What runs a scenario on a rank, as ``module:function``."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Task:
+    """One attempt of one scenario on one rank.
+
+    Attributes:
+        attempt: Number of the attempt, from 1.
+        world_size: Ranks of this scenario (not of the run).
+        store: Path of the attempt's ``FileStore``, on a node-local file system.
+        folder: ``ranks/<scenario>/<attempt>`` of the run folder, absolute.
+        cp_ranks: Logical context-parallel ranks this child runs (scorer level), else its own.
+        num_threads: Threads torch may use in this child.
+        inject: Faults as given with ``--inject``; the child applies those meant for its rank.
+        allow_mixed: With a GPU, whether missing libraries may be stood in for.
+        engine: ``module:function`` called as ``function(task, journal)``.
+    """
+
+    scenario: Scenario
+    attempt: int = 1
+    global_rank: int
+    local_rank: int
+    world_size: int
+    store: str
+    folder: str
+    cp_ranks: tuple[int, ...] = ()
+    num_threads: int = 1
+    device: Literal["cpu", "cuda"] = "cpu"
+    megatron: str | None = None
+    inject: tuple[str, ...] = ()
+    allow_mixed: bool = False
+    isolation: Literal["scenario", "group", "none"] = "scenario"
+    limits: PhaseLimits = field(default_factory=PhaseLimits)
+    engine: str = ENGINE
+
+    def _file(self, suffix: str) -> str:
+        return str(Path(self.folder) / f"rank{self.global_rank}.{suffix}")
+
+    @property
+    def journal(self) -> str:
+        """Path of the rank's journal."""
+        return self._file("jsonl")
+
+    @property
+    def stacks(self) -> str:
+        """Path of the rank's Python stacks."""
+        return self._file("stacks")
+
+    @property
+    def stdout(self) -> str:
+        """Path that receives the rank's standard output."""
+        return self._file("out")
+
+    @property
+    def stderr(self) -> str:
+        """Path that receives the rank's standard error."""
+        return self._file("err")
+
+    def to_json(self) -> str:
+        """Return the task as one line of JSON."""
+        return dumps(self)
+
+    @classmethod
+    def from_json(cls, text: str) -> Task:
+        """Read a task back."""
+        return loads(cls, text)

@@ -1,0 +1,115 @@
+"""Place of this worker among all workers, as torchrun or plain ``srun`` tells it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+class WorldError(ValueError):
+    """The environment of the launcher is incomplete or contradicts itself."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class World:
+    """Ranks of one worker and sizes of the run.
+
+    Attributes:
+        group_rank: Index of this worker's node (torchrun's ``GROUP_RANK``).
+        run_id: Name of the run that is equal on all workers of a node.
+        restart_count: How often the launcher restarted its workers.
+        launcher: ``torchrun``, ``srun`` or ``none`` (started by hand, one worker).
+    """
+
+    global_rank: int = 0
+    local_rank: int = 0
+    world_size: int = 1
+    local_world_size: int = 1
+    group_rank: int = 0
+    run_id: str = "none"
+    restart_count: int = 0
+    launcher: str = "none"
+
+    def __post_init__(self) -> None:
+        """Refuse ranks outside their sizes."""
+        for rank, size, what in (
+            (self.global_rank, self.world_size, "RANK and WORLD_SIZE"),
+            (self.local_rank, self.local_world_size, "LOCAL_RANK and LOCAL_WORLD_SIZE"),
+        ):
+            if not 0 <= rank < size:
+                raise WorldError(
+                    f"{what}: expected 0 <= rank < size, found rank {rank} and size {size}; "
+                    "start the run with torchrun, srun or `dsa-harness run`"
+                )
+
+    @property
+    def is_node_leader(self) -> bool:
+        """True on the one worker of each node that starts and supervises processes."""
+        return self.local_rank == 0
+
+    @property
+    def is_run_leader(self) -> bool:
+        """True on the one worker that validates, creates the run folder and writes records."""
+        return self.global_rank == 0
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of nodes, under the launchers' rule that all nodes have equally many workers."""
+        return -(-self.world_size // self.local_world_size)
+
+    @classmethod
+    def from_environment(cls, env: Mapping[str, str]) -> World:
+        """Read the variables of torchrun, else those of an ``srun`` step, else one worker.
+
+        Raises:
+            WorldError: naming the variable that is missing or no integer.
+        """
+        if "RANK" in env:
+            return cls(
+                global_rank=_integer(env, "RANK"),
+                local_rank=_integer(env, "LOCAL_RANK"),
+                world_size=_integer(env, "WORLD_SIZE"),
+                local_world_size=_integer(env, "LOCAL_WORLD_SIZE"),
+                group_rank=_integer(env, "GROUP_RANK", "0"),
+                run_id=env.get("TORCHELASTIC_RUN_ID", "none"),
+                restart_count=_integer(env, "TORCHELASTIC_RESTART_COUNT", "0"),
+                launcher="torchrun",
+            )
+        # A batch script also carries SLURM_PROCID; only an srun step has a step id.
+        if "SLURM_PROCID" in env and "SLURM_STEP_ID" in env:
+            return cls(
+                global_rank=_integer(env, "SLURM_PROCID"),
+                local_rank=_integer(env, "SLURM_LOCALID"),
+                world_size=_integer(env, "SLURM_NTASKS"),
+                local_world_size=_slurm_tasks_here(env),
+                group_rank=_integer(env, "SLURM_NODEID", "0"),
+                run_id=f"slurm-{env.get('SLURM_JOB_ID', '0')}.{env['SLURM_STEP_ID']}",
+                restart_count=_integer(env, "SLURM_RESTART_COUNT", "0"),
+                launcher="srun",
+            )
+        return cls()
+
+
+def _integer(env: Mapping[str, str], name: str, default: str | None = None) -> int:
+    text = env.get(name, default)
+    if text is None:
+        raise WorldError(f"{name} is not set although the launcher's other variables are")
+    try:
+        return int(text)
+    except ValueError:
+        raise WorldError(f"{name}: expected an integer, found {text!r}") from None
+
+
+def _slurm_tasks_here(env: Mapping[str, str]) -> int:
+    """Tasks on this node from Slurm's compressed list, such as ``4(x2),3``."""
+    text = env.get("SLURM_STEP_TASKS_PER_NODE") or env.get("SLURM_TASKS_PER_NODE")
+    if not text:
+        return _integer(env, "SLURM_NTASKS")
+    counts: list[int] = []
+    for item in text.split(","):
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", item.strip())
+        if match is None:
+            raise WorldError(f"SLURM_STEP_TASKS_PER_NODE: cannot read {text!r}")
+        counts += [int(match[1])] * int(match[2] or 1)
+    return counts[min(_integer(env, "SLURM_NODEID", "0"), len(counts) - 1)]

@@ -1,0 +1,237 @@
+"""Known rules: which builds a rule is about, and whether an outcome is what the rule describes.
+
+Standard library and ``packaging`` only, so that the rank leader can judge outcomes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from packaging.specifiers import SpecifierSet
+from packaging.version import InvalidVersion, Version
+
+from harness.record.evidence import BehaviourEvidence
+from harness.record.result import Attempt, FactValue
+from harness.record.verdict import Verdict
+from harness.scenario.spec import KnownRule
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fact:
+    """A probed property of a build or its kernels: its possible values and their meaning."""
+
+    values: tuple[bool | str, ...]
+    doc: str
+
+
+_YES_NO = (True, False)
+
+FACTS = {
+    "passes_causal_offsets": Fact(
+        values=_YES_NO, doc="Megatron's caller passes q_causal_offsets to the scoring kernel."
+    ),
+    "accepts_causal_offsets": Fact(
+        values=_YES_NO, doc="The scoring kernel's forward accepts q_causal_offsets."
+    ),
+    "mask_alignment": Fact(
+        values=("top_left", "bottom_right"),
+        doc="Where the scoring kernel aligns its causal mask without offsets.",
+    ),
+    "has_layout_memo": Fact(
+        values=_YES_NO, doc="Layout tables of a microbatch are kept and reused by later layers."
+    ),
+    "has_scoring_plan": Fact(
+        values=_YES_NO, doc="The build names its scoring plan and the reason for it."
+    ),
+    "has_dynamic_cp": Fact(
+        values=_YES_NO, doc="The build's configuration knows dynamic_context_parallel."
+    ),
+    "warns_packed_cp_graphs": Fact(
+        values=_YES_NO, doc="The build warns of packed DSA with CP under CUDA graphs."
+    ),
+}
+"""Probed fact names that ``known`` rules may ask for."""
+
+VERSIONED = ("megatron_core", "cudnn_frontend")
+"""Packages whose effective version rules may ask for."""
+
+FACTS_BY_VERSION: tuple[tuple[str, str, dict[str, FactValue]], ...] = (
+    (
+        "cudnn_frontend",
+        ">=1.26",
+        {"mask_alignment": "top_left", "accepts_causal_offsets": True},
+    ),
+    (
+        "cudnn_frontend",
+        "<1.26",
+        {"mask_alignment": "bottom_right", "accepts_causal_offsets": False},
+    ),
+)
+"""Facts that a release is known for (https://github.com/NVIDIA/cudnn-frontend/pull/316)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EffectiveBuild:
+    """What a scenario ran on, as far as ``known`` rules may ask.
+
+    Attributes:
+        facts: Probed facts; one that was not probed is absent or None.
+        versions: Package to effective version: the modelled release where kernels are modelled,
+            the installed one on hardware; absent or None when it is not installed.
+        arch: ``sm90``, ``sm100``, or empty where no kernel took part.
+        source: ``hardware`` or ``modelled`` (never ``auto``), or empty.
+        overlays: Active overlays.
+    """
+
+    facts: Mapping[str, FactValue] = field(default_factory=dict)
+    versions: Mapping[str, str | None] = field(default_factory=dict)
+    arch: str = ""
+    source: str = ""
+    overlays: tuple[str, ...] = ()
+
+
+def matching_rule(rules: Iterable[KnownRule], build: EffectiveBuild) -> KnownRule | None:
+    """Return the first rule that is about this build, None when there is none."""
+    for rule in rules:
+        if all(_holds(key, wanted, build) for key, wanted in rule.when.items()):
+            return rule
+    return None
+
+
+def _holds(key: str, wanted: bool | str | tuple[str, ...], build: EffectiveBuild) -> bool:
+    """Tell whether one condition holds. What was not probed or installed holds for nothing."""
+    if key in VERSIONED:
+        return satisfies(build.versions.get(key), str(wanted))
+    if key == "overlays":
+        return set(build.overlays) == set(wanted if isinstance(wanted, tuple) else ())
+    if key == "arch":
+        return build.arch == wanted
+    if key == "source":
+        return build.source == wanted
+    assert key in FACTS, f"condition {key} passed the file checks but is not in FACTS"
+    found = build.facts.get(key)
+    return found is not None and found == wanted
+
+
+def satisfies(version: str | None, specifier: str) -> bool:
+    """Tell whether a version meets a PEP 440 specifier; pre-releases count, odd strings never.
+
+    Args:
+        version: Such as ``1.32.0`` or ``0.20.0rc0``; None (not installed) meets nothing.
+        specifier: Such as ``>=1.24,<1.26``.
+    """
+    if version is None:
+        return False
+    try:
+        return SpecifierSet(specifier).contains(Version(version), prereleases=True)
+    except InvalidVersion:
+        return False
+
+
+def fact_disagreements(
+    facts: Mapping[str, FactValue], versions: Mapping[str, str | None]
+) -> tuple[str, ...]:
+    """Say where probed facts differ from what the version string promises, one sentence each.
+
+    The facts win: versions are strings that forks and back-ports leave unchanged.
+    """
+    found = []
+    for package, specifier, promised in FACTS_BY_VERSION:
+        if not satisfies(versions.get(package), specifier):
+            continue
+        for name, value in promised.items():
+            probed = facts.get(name)
+            if probed is not None and probed != value:
+                found.append(
+                    f"{package} {versions[package]} promises {name} = {value}, "
+                    f"the probe found {probed}; rules follow the probe"
+                )
+    return tuple(found)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Observed:
+    """What an attempt showed, as far as ``known`` rules describe it.
+
+    Attributes:
+        behaviours: Faulty behaviours whose prediction explains every judged row.
+        kernel: Kernel of the address fault, if there is one.
+        exception: Qualified class name of the exception of the first faulty rank.
+    """
+
+    verdict: Verdict
+    behaviours: frozenset[str] = frozenset()
+    phase: str | None = None
+    kernel: str | None = None
+    exception: str | None = None
+
+
+def observe(attempt: Attempt) -> Observed:
+    """Reduce an attempt to what rules describe."""
+    fault = attempt.fault
+    first = None if fault is None else fault.global_rank
+    raised = next(
+        (
+            rank.exception
+            for rank in attempt.ranks
+            if rank.exception is not None and first in (None, rank.global_rank)
+        ),
+        None,
+    )
+    address = None if raised is None else raised.address_fault
+    return Observed(
+        verdict=attempt.verdict,
+        behaviours=explained_by(attempt.behaviours),
+        phase=None if fault is None or fault.phase is None else str(fault.phase),
+        kernel=None if address is None else address.kernel,
+        exception=None if raised is None else raised.type,
+    )
+
+
+def explained_by(evidence: Iterable[BehaviourEvidence]) -> frozenset[str]:
+    """Names of behaviours that explain every row of every record, and tell something in one.
+
+    A behaviour whose prediction equals the right picks everywhere explains nothing.
+    """
+    records = list(evidence)
+    return frozenset(
+        name
+        for name in {record.name for record in records}
+        if all(record.holds for record in records if record.name == name)
+        and any(record.rows_telling for record in records if record.name == name)
+    )
+
+
+def rule_holds(rule: KnownRule, attempt: Attempt) -> tuple[bool, str]:
+    """Tell whether a rule describes an attempt in full, and if not, why not."""
+    why = mismatch(rule, observe(attempt))
+    return why is None, why or ""
+
+
+def mismatch(rule: KnownRule, observed: Observed) -> str | None:
+    """Say why an outcome is not what a rule describes.
+
+    Returns:
+        None when the rule describes it in full, else one sentence.
+    """
+    if observed.verdict is not rule.verdict:
+        return f"the rule says {rule.verdict}, the run showed {observed.verdict}"
+    if rule.behaviour is not None and rule.behaviour not in observed.behaviours:
+        return f"the picks are not those that {rule.behaviour} predicts"
+    pairs = (
+        ("phase", rule.phase, observed.phase),
+        ("kernel", rule.kernel, observed.kernel),
+        ("exception", rule.exception, _as_written(observed.exception, rule.exception)),
+    )
+    for what, wanted, found in pairs:
+        if wanted is not None and wanted != found:
+            return f"the rule says {what} {wanted}, the run showed {found or 'none'}"
+    return None
+
+
+def _as_written(found: str | None, wanted: str | None) -> str | None:
+    """A rule may give an exception's class name with or without its module."""
+    if found is None or wanted is None or "." in wanted:
+        return found
+    return found.rpartition(".")[2]

@@ -1,0 +1,86 @@
+"""Closed sets of names a scenario file may use, each with its meaning, in one place.
+
+Standard library only: ranks, models and reports read the same tables as the file checks.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+CUDNN_FRONTEND_RELEASES = (
+    "1.24.0",
+    "1.24.1",
+    "1.25.0",
+    "1.26.0",
+    "1.27.0",
+    "1.28.0",
+    "1.29.0",
+    "1.29.1",
+    "1.30.0",
+    "1.31.0",
+    "1.32.0",
+)
+"""Releases of nvidia-cudnn-frontend whose DSA kernels have a semantic model."""
+
+OVERLAYS = {
+    "causal_offsets": "hands the scoring kernel the causal offset of each zigzag segment",
+}
+"""Corrections or perturbations that a scenario can switch on."""
+
+DEFECTS = {
+    "d311": "32-bit offsets of the top-k scratch wrap around",
+    "d311_residue": "the same where one aligned step of rows does not fit a launch",
+    "d446": "top-k takes lanes behind the last aligned vector as candidates",
+    "d406": "an odd top_k above the thread count does not compile",
+    "mask_leak": "scores of one or two columns past the limit stay visible",
+    "short_max_k": "scores run on past a max_seqlen_k that is too short",
+    "short_max_q": "rows past a max_seqlen_q that is too short are never scored",
+    "short_rows": "top-k of short misaligned rows reads past their length",
+    "long_lengths": "top-k does not clamp lengths to the columns",
+}
+"""Known defects that the kernel models can show; ``harness.kernels.defects`` has their reports."""
+
+BEHAVIOURS = {
+    "chunk_local_window": "each local chunk sees only the first keys of its sequence, as many as "
+    "the row's place in the chunk, as if its causal offset were zero",
+}
+"""Faulty behaviours whose prediction the picks are compared with."""
+
+RENAMED_KEYS = {
+    "cuda_graph_scope": "cuda_graph_modules",
+    "hybrid_context_parallel": "dynamic_context_parallel",
+    "cp_size": "context_parallel_size",
+    "tp_size": "tensor_model_parallel_size",
+    "topk": "dsa_indexer_topk",
+    "cu_seqlens": "sequences",
+    "seqlens": "sequences",
+    "behaviour": "as",
+}
+"""Names users bring from other versions and tools, to the key that replaces them."""
+
+INDEXER_HEAD_DIM = 128
+"""The scoring kernels of every cudnn-frontend release take this head dimension only."""
+FLASH_MLA_VALUE_DIM = 512
+"""``kv_lora_rank`` of the fused attention; any other ends in Megatron's fallback."""
+FLASH_MLA_ROPE_DIM = 64
+"""``qk_pos_emb_head_dim`` of the fused attention."""
+TOP_K_MAX = 2048
+"""Documented upper bound of ``top_k`` in cudnn-frontend's ``indexer_top_k_wrapper``."""
+
+
+def nearest(name: str, candidates: Iterable[str]) -> str | None:
+    """Return the candidate a mistyped name most likely stands for, None when none is close."""
+    known = list(candidates)
+    if RENAMED_KEYS.get(name) in known:
+        return RENAMED_KEYS[name]
+    folded = {candidate.replace("-", "_").lower(): candidate for candidate in known}
+    plain = name.replace("-", "_").lower()
+    close = difflib.get_close_matches(plain, folded, n=1, cutoff=0.6)
+    return folded[close[0]] if close else None
+
+
+def did_you_mean(name: str, candidates: Iterable[str]) -> str:
+    """Return ``; did you mean X?`` or an empty string, to be put behind a message."""
+    found = nearest(name, candidates)
+    return f"; did you mean {found}?" if found else ""

@@ -1,0 +1,245 @@
+"""The sections of the version-1 scenario file as strict pydantic models.
+
+Keys are Megatron's own names. Defaults equal those of ``harness.scenario.spec`` (a test holds
+that), so that a section left out and a section left empty mean the same.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from pydantic import AfterValidator, Field, create_model
+
+from harness.record.result import Phase
+from harness.record.verdict import Verdict
+from harness.scenario import fields as f
+from harness.scenario.known import FACTS
+
+
+class ModelFields(f.Section):
+    """Geometry of the layers, by the names of Megatron's ``MLATransformerConfig``."""
+
+    source: list[f.Link] = Field(default=[])
+    """Where the numbers come from."""
+    num_layers: f.Size = 1
+    """Transformer layers at level ``model``; the other levels build one."""
+    hidden_size: f.Size = 256
+    ffn_hidden_size: f.Size = 512
+    """Width of the dense multi-layer perceptron."""
+    num_attention_heads: f.Size = 64
+    q_lora_rank: f.Size = 128
+    kv_lora_rank: f.Size = 512
+    """The fused attention takes 512 only."""
+    qk_head_dim: f.Size = 128
+    """Head dimension without position embedding."""
+    qk_pos_emb_head_dim: f.Size = 64
+    """The fused attention takes 64 only."""
+    v_head_dim: f.Size = 128
+    vocab_size: f.Size = 512
+    rotary_base: f.PositiveFloat = 10000.0
+    layernorm_epsilon: f.PositiveFloat = 1e-6
+    dsa_indexer_n_heads: f.Size = 32
+    dsa_indexer_head_dim: f.Size = 128
+    """The cuDNN scoring kernels take 128 only."""
+    dsa_indexer_topk: f.Size = 16
+    dsa_indexer_topk_freq: f.Size = 1
+    """Above 1, layers share the picks of a computing layer."""
+    dsa_indexer_skip_topk_offset: Annotated[int, Field(ge=0)] = 0
+    dsa_indexer_rope_interleaved: bool = False
+    dsa_indexer_rotate_activation: bool = False
+    """True needs ``fast_hadamard_transform``."""
+    dsa_indexer_scoring_relu: bool = True
+
+
+class ModelMapping(ModelFields):
+    """A model given in place, alone or as changes to a named one."""
+
+    base: f.Word | None = None
+    """Name of a file in ``configs/models`` whose fields hold where none is given here."""
+    name: f.Line | None = None
+    """Name in reports; default is the base's name, with ``+`` when a field differs."""
+
+
+class Modelled(f.Section):
+    """Which release and architecture the kernel models follow."""
+
+    cudnn_frontend: f.Release = "1.32.0"
+    """Release in quotes, such as "1.26.0"."""
+    arch: f.Arch = "sm100"
+    defects: Annotated[
+        Annotated[Literal["as_released", "none"], f.WORD]
+        | Annotated[list[f.Defect], Field(min_length=1), AfterValidator(f.unique), f.LIST],
+        f.WORD_OR_LIST,
+    ] = "as_released"
+    """Known defects: those the release has, none, or a list of names."""
+
+
+class Kernels(f.Section):
+    """Backend of the scorer and where its kernels come from."""
+
+    dsa_kernel_backend: Literal["none", "cudnn", "tilelang"] = "none"
+    source: Literal["auto", "hardware", "modelled"] = "auto"
+    """``auto``: hardware where there is a GPU, modelled where there is none."""
+    modelled: Modelled = Modelled()
+    score_chunk_bytes: f.Size | None = None
+    """Lowers the caller's score budget, so that one half spans several row chunks."""
+
+
+class Parallel(f.Section):
+    """Configured parallel sizes."""
+
+    context_parallel_size: f.GroupSize = 1
+    dynamic_context_parallel: bool = False
+    """Lets a microbatch have an effective CP size of its own (its key ``cp``)."""
+    tensor_model_parallel_size: f.GroupSize = 1
+    sequence_parallel: bool = False
+    cp_comm_type: Literal["allgather", "all_gather", "p2p", "a2a", "a2a+p2p"] = "allgather"
+    """DSA with CP takes ``allgather`` (also spelled ``all_gather``) only."""
+    cp_ranks: f.Ranks = "all"
+    """Level ``scorer``: which logical CP ranks to run."""
+
+
+class Microbatch(f.Section):
+    """One pack (``thd``) or batch (``sbhd``); lengths are whole-sequence tokens, before CP."""
+
+    sequences: Annotated[list[f.Length], Field(min_length=1)]
+    """Real query lengths; zeros and repeats allowed."""
+    padded: f.AutoOrLengths = "auto"
+    """``auto`` pads each up to a multiple of 2 * cp; or the padded lengths."""
+    kv_sequences: list[f.Length] | None = None
+    """Real key lengths where they differ from the query's."""
+    kv_padded: f.AutoOrLengths = "auto"
+    tail_padding: f.Length = 0
+    """Rows behind the last sequence that no sequence owns, over the whole group."""
+    cp: f.GroupSize | None = None
+    """Effective CP size of this microbatch, under Dynamic CP."""
+    key_positions: Literal["derived", "explicit"] = "derived"
+    """``explicit`` hands the scorer custom key positions, which it must decline."""
+    qkv_format: Literal["thd", "sbhd"] = "thd"
+
+
+Level = Literal["scorer", "attention", "model"]
+Microbatches = Annotated[list[Microbatch], Field(min_length=1)]
+Schedule = Annotated[list[f.Step], Field(min_length=1)]
+
+
+class Values(f.Section):
+    """Generated inputs. All seeds run in one process."""
+
+    seeds: Annotated[list[f.Seed], Field(min_length=1), AfterValidator(f.unique)] = Field(
+        default=[0]
+    )
+    scores: Literal["normal", "ties", "integers", "underflow"] = "normal"
+    """``integers`` are exact in bf16, so that the margin of the comparison is zero."""
+    dtype: Literal["bf16", "fp32"] = "bf16"
+
+
+class Training(f.Section):
+    """Loss and recomputation."""
+
+    backward: bool = False
+    dsa_indexer_loss_coeff: f.NonNegativeFloat = 0.0
+    dsa_indexer_use_sparse_loss: bool = False
+    calculate_per_token_loss: bool = False
+    recompute: Literal["none", "selective", "full"] = "none"
+    """Megatron's ``recompute_granularity``."""
+
+
+GraphModule = Literal["attn", "mlp", "moe", "moe_router", "moe_preprocess", "mamba"]
+
+
+class Graph(f.Section):
+    """CUDA-graph mode."""
+
+    cuda_graph_impl: Literal["none", "local", "transformer_engine", "full_iteration"] = "none"
+    cuda_graph_modules: Annotated[list[GraphModule], AfterValidator(f.unique)] = Field(
+        default=["attn"]
+    )
+    replays: f.Size = 2
+
+
+class Reference(f.Section):
+    """What the exact reference judges, and in which precision."""
+
+    rows: f.Rows = "all"
+    """All rows, or a stratified sample of so many that always holds segment edges."""
+    dtype: Literal["fp32", "fp64"] = "fp32"
+
+
+PlanName = Literal["plain_causal", "packed_single", "packed_thd", "unfused_bounds", "decline"]
+VerdictName = Annotated[Verdict, Field(strict=False)]
+
+
+class Expect(f.Section):
+    """What a right build shows; what is left out is not checked."""
+
+    verdict: VerdictName = Verdict.PASS
+    plan: PlanName | None = None
+    """Scoring plan that has to be taken."""
+    layout_builds_per_microbatch: Annotated[int, Field(ge=0)] | None = None
+    kernel_calls: dict[f.Word, Annotated[int, Field(ge=0)]] = Field(default={})
+    """Kernel or hook name to the number of calls of one forward on one rank."""
+
+
+def _specifier(text: str) -> str:
+    try:
+        SpecifierSet(text)
+    except InvalidSpecifier as error:
+        raise ValueError(
+            f"'{text[:40]}' is no version specifier; write such as '>=1.26' or '>=1.24,<1.26'"
+        ) from error
+    if not text.strip():
+        raise ValueError("an empty version specifier matches everything; remove the key")
+    return text
+
+
+VersionSpecifier = Annotated[str, AfterValidator(_specifier)]
+
+
+class _WhenVersions(f.Section):
+    """Builds a known rule is about; all conditions must hold."""
+
+    megatron_core: VersionSpecifier | None = None
+    """PEP 440 specifier over the version of megatron-core."""
+    cudnn_frontend: VersionSpecifier | None = None
+    """PEP 440 specifier over the modelled release, or the installed one on hardware."""
+    arch: f.Arch | None = None
+    source: Literal["hardware", "modelled"] | None = None
+    overlays: f.Overlays | None = None
+    """Active overlays; must be equal as a set."""
+
+
+def _fact_field(values: tuple[Any, ...], doc: str) -> Any:
+    kind: Any = bool if isinstance(values[0], bool) else Literal[values]
+    return (kind | None, Field(default=None, description=doc))
+
+
+When: type[_WhenVersions] = create_model(
+    "When",
+    __base__=_WhenVersions,
+    __doc__=_WhenVersions.__doc__,
+    **{name: _fact_field(fact.values, fact.doc) for name, fact in FACTS.items()},
+)
+
+
+class Known(f.Section):
+    """What is known of particular builds, narrow, with a link."""
+
+    when: When  # type: ignore[valid-type]
+    verdict: VerdictName
+    behaviour: f.Behaviour | None = Field(default=None, alias="as")
+    """Faulty behaviour whose prediction the picks must equal; due for ``wrong_selection``."""
+    phase: Annotated[Phase, Field(strict=False)] | None = None
+    kernel: f.Line | None = None
+    exception: f.Line | None = None
+    """Class name of the exception."""
+    link: f.Link
+    """Public report of the defect."""
+
+
+class Limits(f.Section):
+    """Time limit of the phases layout to record."""
+
+    time_s: Annotated[f.PositiveFloat, Field(le=86400)] = 60.0
+    """Seconds."""

@@ -1,0 +1,1 @@
+"""Entry points: the torchrun script and the commands of ``dsa-harness``."""

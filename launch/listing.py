@@ -1,0 +1,81 @@
+"""``dsa-harness list``: the scenarios of files and folders, by id and tag."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from harness.record.verdict import ExitCode
+from launch.scenario_options import paths_argument, show_json, show_problems
+
+if TYPE_CHECKING:
+    from harness.scenario.spec import Scenario
+
+
+@click.command("list", short_help="List the scenarios of files and folders.")
+@paths_argument
+@click.option("-k", "expression", metavar="EXPR", help="Words of the id with and, or, not, ().")
+@click.option("-t", "--tag", "tags", metavar="TAG", multiple=True, help="Repeat to ask for all.")
+@click.option(
+    "--format",
+    type=click.Choice(("text", "ids", "json")),
+    default="text",
+    show_default=True,
+)
+@click.pass_context
+def list_scenarios(
+    ctx: click.Context,
+    paths: tuple[Path, ...],
+    expression: str | None,
+    tags: tuple[str, ...],
+    format: str,
+) -> None:
+    """List scenarios with content hash, ranks, level and tags.
+
+    Exit code 2 when a file has errors (the scenarios of the other files are still listed), 5 when
+    nothing is selected.
+    """
+    from harness.scenario.loader import load
+    from harness.scenario.select import ExpressionError, select
+
+    result = load(paths)
+    show_problems(result.problems, "text", err=True)
+    try:
+        chosen = select((x.scenario for x in result.scenarios), expression=expression, tags=tags)
+    except ExpressionError as error:
+        raise click.UsageError(str(error)) from error
+    if format == "json":
+        show_json([_row(scenario) for scenario in chosen])
+    else:
+        for line in _lines(chosen, ids_only=format == "ids"):
+            click.echo(line)
+    if not result.ok:
+        ctx.exit(ExitCode.USAGE)
+    if not chosen:
+        click.echo(f"no scenario selected of {len(result.scenarios)}", err=True)
+        ctx.exit(ExitCode.NOTHING_RAN)
+
+
+def _row(scenario: Scenario) -> dict[str, object]:
+    return {
+        "id": scenario.id,
+        "content_hash": scenario.content_hash,
+        "num_ranks": scenario.num_ranks,
+        "level": scenario.level,
+        "tags": scenario.tags,
+        "summary": scenario.summary,
+    }
+
+
+def _lines(scenarios: tuple[Scenario, ...], *, ids_only: bool) -> list[str]:
+    if ids_only:
+        return [scenario.id for scenario in scenarios]
+    width = max((len(scenario.id) for scenario in scenarios), default=0)
+    return [
+        f"{scenario.id:<{width}}  {scenario.content_hash}  {scenario.num_ranks:>3} "
+        f"{'rank ' if scenario.num_ranks == 1 else 'ranks'}  {scenario.level:<9}  "
+        f"{','.join(scenario.tags)}".rstrip()
+        for scenario in scenarios
+    ]

@@ -1,0 +1,293 @@
+"""The sentences of a failure block, made from typed evidence and shared by all documents."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from harness.record.codec import DecodeError, from_jsonable
+from harness.record.evidence import (
+    AddressFaultEvidence,
+    ExceptionEvidence,
+    OverlapStats,
+    PathEvidence,
+    RowFinding,
+    SelectionEvidence,
+    ValueEvidence,
+)
+from harness.record.result import Attempt, FaultReport, ScenarioResult
+from harness.record.verdict import Outcome, Verdict
+from harness.scenario.spec import KnownRule
+from reports.overlap import BehaviourTotal, behaviour_totals, worst, worst_row
+from reports.text import counted, last_line, number_ranges, ratio, shorten
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """One labelled sentence; the text may quote foreign text and is not escaped yet."""
+
+    label: str
+    text: str
+
+
+def findings(result: ScenarioResult) -> tuple[Finding, ...]:
+    """Return what has to be said of a result that is not simply as expected, in reading order."""
+    attempt = result.last
+    found = [
+        Finding(label="expected", text=result.expected),
+        Finding(label="found", text=_found(attempt)),
+    ]
+    if result.explanation not in _said_anyway(attempt):
+        found.append(Finding(label="why", text=result.explanation))
+    if len(result.attempts) > 1:
+        found.append(Finding(label="attempts", text=_attempts(result)))
+    if attempt.missing_capability is not None:
+        found.append(Finding(label="missing", text=attempt.missing_capability))
+    found += _fault_findings(attempt)
+    # A note of many lines is a traceback of the harness: its last line says what was raised.
+    found += [
+        Finding(label="error", text=f"{note.topic}: {last_line(note.text)}")
+        for note in attempt.notes
+        if _is_long(note.text)
+    ]
+    found += _check_findings(attempt)
+    if attempt.proof.overlays:
+        found.append(Finding(label="overlays", text=", ".join(attempt.proof.overlays)))
+    if attempt.proof.injected:
+        found.append(Finding(label="injected", text=", ".join(attempt.proof.injected)))
+    return tuple(found)
+
+
+def _said_anyway(attempt: Attempt) -> tuple[str, ...]:
+    """Explanations that would only repeat another line of the block."""
+    cause = "" if attempt.fault is None else attempt.fault.cause
+    return ("", cause, ", ".join((attempt.verdict, *attempt.secondary)))
+
+
+def _found(attempt: Attempt) -> str:
+    also = ", ".join(attempt.secondary)
+    return f"{attempt.verdict}, also {also}" if also else str(attempt.verdict)
+
+
+def _attempts(result: ScenarioResult) -> str:
+    earlier = ", ".join(attempt.verdict for attempt in result.attempts[:-1])
+    return f"{counted(len(result.attempts), 'attempt')}, the last one decides; before it: {earlier}"
+
+
+def _fault_findings(attempt: Attempt) -> Iterator[Finding]:
+    fault = attempt.fault
+    if fault is not None:
+        yield Finding(label="first fault", text=fault_text(fault))
+        if fault.victims:
+            yield Finding(label="victims", text=f"global_rank {number_ranges(fault.victims)}")
+    raised = first_exception(attempt)
+    if raised is not None:
+        first_line = raised.text.strip().partition("\n")[0]
+        yield Finding(label="exception", text=shorten(f"{raised.type}: {first_line}", 400))
+        if raised.cuda_error is not None:
+            yield Finding(label="CUDA error", text=str(raised.cuda_error))
+        if raised.address_fault is not None:
+            yield Finding(label="address", text=address_text(raised.address_fault))
+
+
+def fault_text(fault: FaultReport) -> str:
+    """Say where the first fault was and what caused it."""
+    who = (
+        "no rank can be named" if fault.global_rank is None else f"global_rank {fault.global_rank}"
+    )
+    phase = "" if fault.phase is None else f" in phase {fault.phase}"
+    return f"{who}{phase}: {fault.cause}"
+
+
+def first_exception(attempt: Attempt) -> ExceptionEvidence | None:
+    """Return what the first faulty rank raised; without a fault report, what any rank raised."""
+    first = None if attempt.fault is None else attempt.fault.global_rank
+    for rank in attempt.ranks:
+        if rank.exception is not None and first in (None, rank.global_rank):
+            return rank.exception
+    return None
+
+
+def address_text(fault: AddressFaultEvidence) -> str:
+    """Say which access of a modelled kernel left which range."""
+    low, high = fault.allowed
+    return (
+        f"{fault.kernel}, operand {fault.operand}, row {fault.row}, index {fault.index}: element "
+        f"offset {fault.element_offset} is outside {low} to {high - 1} ({fault.klass})"
+    )
+
+
+def excerpts(attempt: Attempt) -> tuple[Finding, ...]:
+    """Return texts of many lines that are worth reading in full, such as a traceback."""
+    raised = first_exception(attempt)
+    found = [Finding(label=n.topic, text=n.text) for n in attempt.notes if _is_long(n.text)]
+    if raised is not None and raised.traceback:
+        found.insert(0, Finding(label="traceback of the first faulty rank", text=raised.traceback))
+    return tuple(found)
+
+
+def _is_long(text: str) -> bool:
+    return "\n" in text.strip()
+
+
+def _check_findings(attempt: Attempt) -> Iterator[Finding]:
+    shown = {attempt.verdict, *attempt.secondary}
+    if Verdict.WRONG_PATH in shown:
+        for text in path_texts(attempt):
+            yield Finding(label="path", text=text)
+    record = worst(attempt.selections)
+    if record is not None:
+        yield Finding(label="worst rank", text=selection_text(record))
+    row = worst_row(attempt.selections)
+    if row is not None:
+        yield Finding(label="worst row", text=row_text(*row))
+    for total in behaviour_totals(attempt.behaviours):
+        yield Finding(label="behaviour", text=behaviour_text(total))
+    value = _worst_value(attempt)
+    if value is not None:
+        yield Finding(label="worst value", text=value_text(value))
+    for layout in [item for item in attempt.layouts if not item.equal][:1]:
+        place = place_text(layout.cp_rank, layout.microbatch, layout.layer, layout.seed)
+        yield Finding(label="layout", text=f"{layout.table} differs at {place}: {layout.detail}")
+
+
+def place_text(cp_rank: int, microbatch: int, layer: int, seed: int) -> str:
+    """Name the place of a piece of evidence."""
+    return f"cp_rank {cp_rank}, microbatch {microbatch}, layer {layer}, seed {seed}"
+
+
+def path_texts(attempt: Attempt) -> tuple[str, ...]:
+    """Say which path ran and why, ranks with the same path together."""
+    ranks: dict[str, set[int]] = {}
+    for path in attempt.paths:
+        ranks.setdefault(path_text(path), set()).add(path.cp_rank)
+    if not ranks:
+        return ("no path was proved on any rank",)
+    return tuple(f"cp_rank {number_ranges(who)}: {text}" for text, who in ranks.items())
+
+
+def path_text(path: PathEvidence) -> str:
+    """Say which plan and scorer ran, with the reason and the calls."""
+    calls = ", ".join(f"{name} {count}" for name, count in path.calls.items()) or "none"
+    fused = "fused" if path.fused else "not fused"
+    return (
+        f"plan {path.plan} ({path.plan_source}), backend {path.backend}, scorer {path.scorer}, "
+        f"{fused}; calls: {calls}; reason: {path.reason}"
+    )
+
+
+def selection_text(record: SelectionEvidence) -> str:
+    """Give the overlap and all counts of one record."""
+    total = record.total
+    place = place_text(record.cp_rank, record.microbatch, record.layer, record.seed)
+    return (
+        f"{place}, stage {record.stage}: overlap {ratio(total.overlap)}, strict "
+        f"{ratio(total.strict_overlap)}; {counts_text(total)}"
+    )
+
+
+def counts_text(total: OverlapStats) -> str:
+    """List the counts of judged picks that are not zero."""
+    names = ("tie", "below", "future", "foreign", "out_of_range", "missing", "duplicate")
+    counts = {name: getattr(total, name) for name in names}
+    shown = [f"{count} {name.replace('_', ' ')}" for name, count in counts.items() if count]
+    text = f"of {total.due} due: " + ", ".join([f"{total.exact} exact", *shown])
+    if total.below:
+        text += f"; largest gap {total.largest_gap:.3g}"
+    return text
+
+
+def row_text(record: SelectionEvidence, row: RowFinding) -> str:
+    """Describe one wrong row: where it is, what it may see, what was picked wrongly."""
+    where = (
+        f"{place_text(record.cp_rank, record.microbatch, record.layer, record.seed)}, sequence "
+        f"{row.sequence}, row {row.row}, position {row.position}, limit {row.limit}"
+    )
+    wrong = f"wrong picks {_keys(row.wrong)}" if row.wrong else "no wrong pick"
+    due = f"not picked {_keys(row.due)}" if row.due else "nothing due is missing"
+    return f"{where}: {wrong}; {due}"
+
+
+def _keys(keys: tuple[int, ...]) -> str:
+    return ", ".join(str(key) for key in keys) + (" ..." if len(keys) >= 16 else "")
+
+
+def behaviour_text(total: BehaviourTotal) -> str:
+    """Say how far a named faulty behaviour explains the picks."""
+    rows = (
+        f"rows exhaustive {total.rows_exhaustive_exact} of {total.rows_exhaustive} exact, "
+        f"rows beyond window {total.rows_beyond_window}"
+    )
+    if total.holds:
+        return f"picks match {total.name} on every row: {rows}"
+    if total.rows == total.rows_matching:
+        return (
+            f"{total.name} predicts the right picks on all {total.rows} rows, so it tells nothing"
+        )
+    text = f"picks match {total.name} on {total.rows_matching} of {total.rows} rows only: {rows}"
+    if total.mismatch is not None:
+        text += f"; first other row: cp_rank {total.mismatch[0]}, row {total.mismatch[1]}"
+    return text
+
+
+def _worst_value(attempt: Attempt) -> ValueEvidence | None:
+    beyond = [value for value in attempt.values if not value.within]
+    return max(beyond, key=_excess, default=None)
+
+
+def _excess(value: ValueEvidence) -> float:
+    """How far a value is out: its difference in units of what is allowed; NaN counts as most."""
+    ratio_out = value.max_abs_diff / (value.tolerance_abs or 1e-30)
+    return ratio_out if ratio_out == ratio_out else float("inf")
+
+
+def value_text(value: ValueEvidence) -> str:
+    """Compare a value with its reference, in the way of ``torch.testing.assert_close``."""
+    place = place_text(value.cp_rank, value.microbatch, value.layer, value.seed)
+    return (
+        f"{value.name} at {place}: greatest absolute difference {value.max_abs_diff:.3g} "
+        f"(up to {value.tolerance_abs:.3g} allowed), greatest relative difference "
+        f"{value.max_rel_diff:.3g} (up to {value.tolerance_rel:.3g} allowed); {value.reason}"
+    )
+
+
+def known_rule(result: ScenarioResult) -> KnownRule | None:
+    """Return the ``known`` rule that a known result meets: same verdict, its behaviour seen.
+
+    The rule is read from the scenario that the result carries; None when nothing there fits.
+    """
+    if result.outcome is not Outcome.KNOWN:
+        return None
+    seen = {total.name for total in behaviour_totals(result.last.behaviours) if total.holds}
+    fitting = [
+        rule
+        for rule in _rules(result)
+        if rule.verdict is result.verdict and rule.behaviour in (None, *seen)
+    ]
+    # Which rule's conditions hold was judged when the scenario ran; its link is in the explanation.
+    named = [rule for rule in fitting if rule.link and rule.link in result.explanation]
+    return next(iter(named or fitting), None)
+
+
+def _rules(result: ScenarioResult) -> Iterator[KnownRule]:
+    rules = result.scenario.get("known")
+    for data in rules if isinstance(rules, list) else []:
+        try:
+            yield from_jsonable(KnownRule, data)
+        except DecodeError:
+            # A rule written by a later version is no reason to lose the report.
+            continue
+
+
+def known_text(result: ScenarioResult) -> str:
+    """Explain a known defect in one line: the behaviour the picks match, and the link."""
+    rule = known_rule(result)
+    totals = [t for t in behaviour_totals(result.last.behaviours) if t.holds]
+    if rule is not None and rule.behaviour is not None:
+        totals = [total for total in totals if total.name == rule.behaviour]
+    parts = [behaviour_text(total) for total in totals[:1]] or [
+        result.explanation or result.expected
+    ]
+    if rule is not None and rule.link and rule.link not in parts[0]:
+        parts.append(f"see {rule.link}")
+    return "; ".join(parts)

@@ -1,0 +1,122 @@
+"""What a run proves: kernels by name and origin, and all that stood in for the real thing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from harness.record.result import Proof, ScenarioResult
+from harness.record.verdict import Verdict
+
+MODELLED = "modelled"
+HARDWARE = "hardware"
+
+MODELLED_MEANING = (
+    "Modelled kernels prove layout, dispatch, plan, memo, group handling and the selection implied "
+    "by the kernel's documented contract. They prove nothing about the kernel itself."
+)
+HARDWARE_MEANING = (
+    "Hardware kernels ran on the devices listed. That no fault was seen is no proof that every "
+    "access was in bounds."
+)
+NOTHING_MEANING = (
+    "Neither hardware nor modelled kernels ran: this run proves nothing about kernels."
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunProof:
+    """The proofs of all scenarios of a run together.
+
+    Attributes:
+        kernels: Origin (``hardware``, ``modelled 1.32.0 sm100``, ``torch``) to operations.
+        meaning: Sentences on what these kernels can prove.
+        facts: Probed facts; a fact on which scenarios disagree has all its values.
+    """
+
+    kernels: dict[str, tuple[str, ...]]
+    meaning: tuple[str, ...]
+    providers: tuple[str, ...]
+    shims: tuple[str, ...]
+    overlays: tuple[str, ...]
+    injected: tuple[str, ...]
+    facts: dict[str, str]
+
+
+def by_origin(proofs: Iterable[Proof]) -> dict[str, tuple[str, ...]]:
+    """Return the operations of each kernel origin: hardware first, then modelled, then others."""
+    found: dict[str, list[str]] = {}
+    for proof in proofs:
+        for operation, origin in proof.kernels.items():
+            operations = found.setdefault(origin, [])
+            if operation not in operations:
+                operations.append(operation)
+    order = sorted(found, key=lambda origin: (_place(origin), origin))
+    return {origin: tuple(found[origin]) for origin in order}
+
+
+def _place(origin: str) -> int:
+    for place, prefix in enumerate((HARDWARE, MODELLED)):
+        if origin.startswith(prefix):
+            return place
+    return 2
+
+
+def kernels_text(proof: Proof) -> str:
+    """Return where a scenario's kernels came from, in a few words.
+
+    >>> kernels_text(Proof(kernels={"indexer_forward": "modelled 1.32.0 sm100"}))
+    'modelled 1.32.0 sm100'
+    """
+    origins = by_origin([proof])
+    if not origins:
+        return "not recorded"
+    if len(origins) == 1:
+        return next(iter(origins))
+    return " + ".join(f"{origin} ({', '.join(names)})" for origin, names in origins.items())
+
+
+def run_proof(results: Iterable[ScenarioResult]) -> RunProof:
+    """Collect what the scenarios that ran were run on."""
+    proofs = [result.last.proof for result in results if result.verdict is not Verdict.NOT_RUN]
+    kernels = by_origin(proofs)
+    meaning = []
+    if any(origin.startswith(HARDWARE) for origin in kernels):
+        meaning.append(HARDWARE_MEANING)
+    if any(origin.startswith(MODELLED) for origin in kernels):
+        meaning.append(MODELLED_MEANING)
+    return RunProof(
+        kernels=kernels,
+        meaning=tuple(meaning) or (NOTHING_MEANING,),
+        providers=_union((proof.provider,) for proof in proofs),
+        shims=_union(proof.shims for proof in proofs),
+        overlays=_union(proof.overlays for proof in proofs),
+        injected=_union(proof.injected for proof in proofs),
+        facts=_facts(proofs),
+    )
+
+
+def _union(parts: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(item for part in parts for item in part))
+
+
+def _facts(proofs: list[Proof]) -> dict[str, str]:
+    values: dict[str, list[str]] = {}
+    for proof in proofs:
+        for name, value in proof.facts.items():
+            shown = "not probed" if value is None else str(value)
+            if shown not in values.setdefault(name, []):
+                values[name].append(shown)
+    return {name: " or ".join(found) for name, found in sorted(values.items())}
+
+
+def proof_lines(proof: RunProof) -> Iterator[str]:
+    """Say what the run's kernels were and what that proves, then what stood in for what."""
+    for origin, operations in proof.kernels.items():
+        yield f"kernels: {origin}: {', '.join(operations)}"
+    for sentence in proof.meaning:
+        yield f"proves: {sentence}"
+    for label in ("providers", "shims", "overlays", "injected"):
+        values: tuple[str, ...] = getattr(proof, label)
+        if values and values != ("none",):
+            yield f"{label}: {', '.join(values)}"

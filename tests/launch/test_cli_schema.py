@@ -1,0 +1,34 @@
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from harness.record.verdict import ExitCode
+from harness.scenario import generate
+from launch.cli import cli
+
+
+@pytest.fixture
+def kept(tmp_path, monkeypatch):
+    path = tmp_path / "scenario.schema.json"
+    monkeypatch.setattr(generate, "SCHEMA_PATH", path)
+    monkeypatch.setattr(generate.is_current, "__defaults__", (path,))
+    return path
+
+
+def run(*arguments: str):
+    return CliRunner().invoke(cli, ["schema", *arguments])
+
+
+def test_the_schema_is_printed():
+    assert json.loads(run().stdout)["title"] == "DSA harness scenario, version 1"
+
+
+def test_check_and_write(kept):
+    assert run("--check").exit_code == ExitCode.CHECK_FAILED
+    assert run("--write").exit_code == ExitCode.OK
+    assert run("--check").exit_code == ExitCode.OK
+    kept.write_text("{}")
+    stale = run("--check")
+    assert stale.exit_code == ExitCode.CHECK_FAILED
+    assert "run dsa-harness schema --write" in stale.stdout

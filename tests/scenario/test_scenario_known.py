@@ -1,0 +1,188 @@
+import dataclasses
+
+import pytest
+
+from harness.record.evidence import AddressFaultEvidence, BehaviourEvidence, ExceptionEvidence
+from harness.record.result import Attempt, FaultReport, Phase, RankOutcome
+from harness.record.verdict import Verdict
+from harness.scenario.known import (
+    FACTS,
+    EffectiveBuild,
+    Observed,
+    explained_by,
+    fact_disagreements,
+    matching_rule,
+    mismatch,
+    observe,
+    rule_holds,
+    satisfies,
+)
+from harness.scenario.spec import KnownRule
+
+TOP_LEFT = KnownRule(
+    when={"cudnn_frontend": ">=1.26", "passes_causal_offsets": False, "overlays": ()},
+    verdict=Verdict.WRONG_SELECTION,
+    behaviour="chunk_local_window",
+    link="https://github.com/NVIDIA/cudnn-frontend/pull/316",
+)
+BUILD = EffectiveBuild(
+    facts={"passes_causal_offsets": False, "mask_alignment": "top_left"},
+    versions={"cudnn_frontend": "1.32.0", "megatron_core": "0.19.2"},
+    arch="sm100",
+    source="modelled",
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "matches"),
+    [
+        ({}, True),
+        ({"versions": {"cudnn_frontend": "1.26.0"}}, True),
+        ({"versions": {"cudnn_frontend": "1.25.0"}}, False),
+        ({"versions": {"cudnn_frontend": None}}, False),
+        ({"versions": {}}, False),
+        ({"versions": {"cudnn_frontend": "unknown"}}, False),
+        ({"facts": {"passes_causal_offsets": True}}, False),
+        ({"facts": {"passes_causal_offsets": None}}, False),
+        ({"facts": {}}, False),
+        ({"overlays": ("causal_offsets",)}, False),
+    ],
+)
+def test_a_rule_matches_only_the_builds_it_names(changes, matches):
+    build = dataclasses.replace(BUILD, **changes)
+    assert matching_rule([TOP_LEFT], build) == (TOP_LEFT if matches else None)
+
+
+@pytest.mark.parametrize(
+    ("when", "matches"),
+    [
+        ({"arch": "sm100", "source": "modelled"}, True),
+        ({"arch": "sm90"}, False),
+        ({"source": "hardware"}, False),
+        ({"mask_alignment": "top_left"}, True),
+        ({"mask_alignment": "bottom_right"}, False),
+        ({"megatron_core": ">=0.19,<0.20"}, True),
+        ({"megatron_core": "<0.19"}, False),
+        ({"overlays": ("causal_offsets",)}, False),
+    ],
+)
+def test_each_condition_decides(when, matches):
+    rule = dataclasses.replace(TOP_LEFT, when=when)
+    assert (matching_rule([rule], BUILD) is rule) is matches
+
+
+def test_the_first_matching_rule_wins():
+    other = dataclasses.replace(TOP_LEFT, when={"arch": "sm90"})
+    later = dataclasses.replace(TOP_LEFT, when={"arch": "sm100"}, verdict=Verdict.HANG)
+    assert matching_rule([other, TOP_LEFT, later], BUILD) is TOP_LEFT
+    assert matching_rule([later, TOP_LEFT], BUILD) is later
+
+
+def test_overlays_are_compared_as_sets():
+    rule = dataclasses.replace(TOP_LEFT, when={"overlays": ("a", "b")})
+    assert matching_rule([rule], EffectiveBuild(overlays=("b", "a"))) is rule
+    assert matching_rule([rule], EffectiveBuild(overlays=("a",))) is None
+
+
+def test_pre_releases_count_by_their_order():
+    assert satisfies("0.20.0rc0", ">=0.19")
+    assert not satisfies("1.26.0rc1", ">=1.26")
+    assert satisfies("0.19.2+local.3", "==0.19.2")
+
+
+def behaviour(**counts: int) -> BehaviourEvidence:
+    base = {"rows": 8, "rows_matching": 8, "rows_telling": 4} | counts
+    return BehaviourEvidence(
+        global_rank=0, cp_rank=0, microbatch=0, layer=0, seed=0, name="chunk_local_window", **base
+    )
+
+
+def test_a_behaviour_explains_only_when_every_row_agrees_and_some_tell():
+    assert explained_by([behaviour(), behaviour(rows_telling=0)]) == {"chunk_local_window"}
+    assert explained_by([behaviour(), behaviour(rows_matching=7)]) == frozenset()
+    assert explained_by([behaviour(rows_telling=0)]) == frozenset()
+    assert explained_by([]) == frozenset()
+
+
+SEEN = Observed(
+    verdict=Verdict.MEMORY_FAULT,
+    phase="select",
+    kernel="indexer_top_k",
+    exception="harness.kernels.addresses.AddressFault",
+)
+FAULT_RULE = KnownRule(
+    when={"arch": "sm100"},
+    verdict=Verdict.MEMORY_FAULT,
+    phase="select",
+    kernel="indexer_top_k",
+    exception="AddressFault",
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, None),
+        ({"exception": None, "kernel": None, "phase": None}, None),
+        ({"exception": "harness.kernels.addresses.AddressFault"}, None),
+        ({"verdict": Verdict.HANG}, "the rule says hang, the run showed memory_fault"),
+        ({"phase": "score"}, "phase score, the run showed select"),
+        ({"kernel": "indexer_forward"}, "kernel indexer_forward"),
+        ({"exception": "ValueError"}, "exception ValueError, the run showed AddressFault"),
+        ({"exception": "other.AddressFault"}, "exception other.AddressFault"),
+        ({"behaviour": "chunk_local_window"}, "not those that chunk_local_window predicts"),
+    ],
+)
+def test_an_outcome_meets_a_rule_in_every_point_it_names(changes, words):
+    why = mismatch(dataclasses.replace(FAULT_RULE, **changes), SEEN)
+    assert why is None if words is None else words in (why or "")
+
+
+def test_an_attempt_is_reduced_to_the_first_faulty_rank():
+    address = AddressFaultEvidence(
+        kernel="indexer_top_k",
+        operand="scores",
+        row=1,
+        index=2,
+        element_offset=3,
+        allowed=(0, 2),
+        klass="past_tensor",
+    )
+
+    def rank(number: int, fault: AddressFaultEvidence | None) -> RankOutcome:
+        raised = ExceptionEvidence(
+            type="pkg.AddressFault" if fault else "RuntimeError",
+            text="",
+            traceback="",
+            origin="build",
+            address_fault=fault,
+        )
+        return RankOutcome(global_rank=number, exception=raised)
+
+    attempt = Attempt(
+        number=1,
+        verdict=Verdict.MEMORY_FAULT,
+        ranks=(rank(0, None), rank(1, address)),
+        fault=FaultReport(
+            verdict=Verdict.MEMORY_FAULT, global_rank=1, phase=Phase.SELECT, cause="c"
+        ),
+    )
+    assert observe(attempt) == dataclasses.replace(SEEN, exception="pkg.AddressFault")
+    assert rule_holds(FAULT_RULE, attempt) == (True, "")
+    holds, why = rule_holds(dataclasses.replace(FAULT_RULE, phase="score"), attempt)
+    assert not holds
+    assert "phase score" in why
+
+
+def test_facts_that_contradict_the_version_are_told():
+    assert fact_disagreements(BUILD.facts, BUILD.versions) == ()
+    (text,) = fact_disagreements({"mask_alignment": "bottom_right"}, {"cudnn_frontend": "1.32.0"})
+    assert "1.32.0 promises mask_alignment = top_left, the probe found bottom_right" in text
+    assert fact_disagreements({"mask_alignment": "top_left"}, {"cudnn_frontend": "1.25.0"})
+    assert fact_disagreements({"mask_alignment": "top_left"}, {}) == ()
+
+
+def test_every_fact_has_values_and_a_meaning():
+    for name, fact in FACTS.items():
+        assert len(fact.values) == 2, name
+        assert fact.doc.endswith("."), name
