@@ -45,8 +45,10 @@ def _lead(world: World, options: Options, server: ControlServer, stop: StopReque
     from harness.runtime.preflight import check
 
     preflight = check(world, options)
+    for warning in preflight.warnings:
+        print(warning, file=sys.stderr)  # noqa: T201
     if options.dry_run:
-        _show_plan(preflight, world, options)
+        show_plan(preflight, world, options)
         return ExitCode.OK
     from harness.runtime.leader import Leader
     from harness.runtime.run_folder import RunFolderError
@@ -67,7 +69,8 @@ def _lead(world: World, options: Options, server: ControlServer, stop: StopReque
     return end.exit_code
 
 
-def _show_plan(preflight: Preflight, world: World, options: Options) -> None:
+def show_plan(preflight: Preflight, world: World, options: Options) -> None:
+    """Print what would run, and the command for it."""
     for item in preflight.planned:
         print(f"{item.scenario.id}  {item.num_ranks} ranks on {item.device}  {item.file}")  # noqa: T201
     print(  # noqa: T201

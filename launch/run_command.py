@@ -17,6 +17,7 @@ import click
 from harness.record.verdict import ExitCode
 from harness.runtime.commands import RUN_SCRIPT, run_words
 from harness.runtime.options import FLAGS, Flag, UsageError, make_options
+from harness.runtime.world import World
 
 _PROG = "dsa-harness run"
 
@@ -56,12 +57,21 @@ def _settings(flag: Flag) -> dict[str, Any]:
 @_with_flags
 def run(num_ranks: int, paths: tuple[str, ...], more: tuple[str, ...], **values: Any) -> int:
     """Run the scenarios of files and folders over N ranks, and return the run's exit code."""
+    from harness.runtime.preflight import check
+    from launch.lead import show_plan
+
+    world = World(world_size=num_ranks, local_world_size=num_ranks, launcher="torchrun")
     try:
         options = make_options((*paths, *more), values, _PROG)
+        # The leader checks again; here a mistake costs no start of workers.
+        preflight = check(world, options)
     except UsageError as error:
         for problem in error.problems:
             click.echo(problem, err=True)
         return int(error.exit_code)
+    if options.dry_run:
+        show_plan(preflight, world, options)
+        return int(ExitCode.OK)
     return int(launch([str(RUN_SCRIPT), *run_words(options)], num_ranks))
 
 

@@ -1,4 +1,4 @@
-"""``dsa-harness status RUN``: one line on a run, and its exit code, which torchrun cannot return."""
+"""``dsa-harness status RUN``: one line on a run, and its exit code, which torchrun swallows."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ from harness.evidence.observation import (
     wrapper_picks,
 )
 from harness.evidence.path import path_evidence
+from harness.evidence.windows import kernel_windows, window_evidence
 from harness.layout import Pack
 from harness.production.recorder import Recorder
 from harness.record.evidence import Evidence, LayoutEvidence, OverlapStats, SelectionEvidence
@@ -77,6 +78,11 @@ def _selections(
     topk = scenario.model.dsa_indexer_topk
     table = rows_of_rank(subject.pack, site.cp_rank)
     judged = sample_rows(table, scenario.reference.rows, seed=site.seed, topk=topk)
+    windows = kernel_windows(recorder, site.layer)
+    if windows is not None and windows.numel() != table.num_local_rows:
+        windows = None
+    if windows is not None:
+        yield window_evidence(windows, judged, site)
     for batch in range(observation.picks.size(0)):
         operands = Operands(
             q=observation.q[batch],
@@ -86,7 +92,7 @@ def _selections(
             exact_arithmetic=_exact_arithmetic(scenario),
         )
         picks = observation.picks[batch]
-        final = judge_selection(picks, operands, judged, topk=topk)
+        final = judge_selection(picks, operands, judged, topk=topk, windows=windows)
         yield final.evidence(site, stage="final")
         if not bool(final.right.all()):
             yield from _behaviours(recorder, picks, operands, judged, site, topk)

@@ -1,4 +1,4 @@
-"""What the scoring kernel let each row see: finite scores per row, taken at the wrapper's output."""
+"""What the scoring kernel let each row see: finite scores per row, at the wrapper's output."""
 
 from __future__ import annotations
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from harness.kernels import cuda_like, modelled_flash_mla, modelled_namespace, release_table
-from harness.kernels.detect import installed_facts
+from harness.kernels.detect import installed_facts, installed_kernels
+from harness.overlays import OVERLAYS
 from harness.production.errors import CapabilityMissingError
 from harness.production.hooks import ObservedNamespace, observed_kernel
 from harness.production.recorder import Recorder
@@ -76,16 +77,21 @@ def kernel_source(spec: KernelsSpec) -> KernelSource:
 def _hardware(has_gpu: bool) -> KernelSource:
     if not has_gpu:
         raise CapabilityMissingError("usable GPU (kernels.source is hardware)")
+    installed = installed_kernels()
+    if installed.cudnn_frontend is None:
+        raise CapabilityMissingError("nvidia-cudnn-frontend on a machine with a GPU")
+    if installed.flash_mla is None:
+        raise CapabilityMissingError("flash_mla on a machine with a GPU")
     found = installed_facts()
-    for package in ("cudnn_frontend", "flash_mla"):
-        if found.get(package) is None:
-            raise CapabilityMissingError(f"{package} on a machine with a GPU")
     major, minor = torch.cuda.get_device_capability()
     return KernelSource(
         modelled=False,
         kernels=dict.fromkeys(_OPERATIONS, "hardware"),
-        facts={k: v for k, v in found.items() if k in ("accepts_causal_offsets", "mask_alignment")},
-        version=str(found["cudnn_frontend"]),
+        facts={
+            "accepts_causal_offsets": found.accepts_causal_offsets,
+            "mask_alignment": found.mask_alignment,
+        },
+        version=installed.cudnn_frontend,
         arch=f"sm{major}{minor}",
     )
 
@@ -105,7 +111,12 @@ def as_production(tensor: torch.Tensor, source: KernelSource) -> torch.Tensor:
 
 @contextlib.contextmanager
 def kernels_installed(
-    spec: KernelsSpec, source: KernelSource, recorder: Recorder, *, seed: int
+    spec: KernelsSpec,
+    source: KernelSource,
+    recorder: Recorder,
+    *,
+    seed: int,
+    overlays: Sequence[str] = (),
 ) -> Iterator[None]:
     """Install the kernels (observed) into Megatron's cuDNN module, and undo it at the end.
 
@@ -114,6 +125,7 @@ def kernels_installed(
         source: Decision of ``kernel_source``.
         recorder: Receives every wrapper call.
         seed: Seeds the arbitrary choices of modelled kernels.
+        overlays: Names of overlays to put between caller and kernels.
     """
     if spec.dsa_kernel_backend == "none":
         yield
@@ -121,6 +133,9 @@ def kernels_installed(
     module: Any = importlib.import_module(_CUDNN)
     dispatch: Any = importlib.import_module(_DISPATCH)
     replaced = _replacements(spec, source, recorder, module, seed)
+    for name in overlays:
+        # Outside the observed namespace, so that the record shows what the kernel was given.
+        replaced["_cudnn_dsa"] = OVERLAYS[name].overlay.wrap(replaced["_cudnn_dsa"])
     saved = {name: getattr(module, name) for name in replaced}
     for name, value in replaced.items():
         setattr(module, name, value)

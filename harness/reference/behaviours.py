@@ -22,7 +22,7 @@ for its sparse indexer loss; otherwise they stay.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -106,12 +106,14 @@ class BehaviourFinding:
         )
 
 
-def chunk_rows(table: RowTable, *, rows_per_call: int | None = None) -> Tensor:
+def chunk_rows(table: RowTable, *, rows_per_call: int | Sequence[int] | None = None) -> Tensor:
     """Return each local row's index in its kernel call, for calls that cut segments evenly.
 
     Args:
         table: All rows of a rank.
-        rows_per_call: Rows of one call; None where each segment is one call.
+        rows_per_call: Rows of one call, or of one call in each segment (a caller whose chunks have
+            a byte budget takes fewer rows where more keys are visible); None where each segment
+            is one call.
 
     Returns:
         (local rows,) int64.
@@ -120,7 +122,9 @@ def chunk_rows(table: RowTable, *, rows_per_call: int | None = None) -> Tensor:
         raise ValueError("chunk_rows needs all rows of the rank, found a sample")
     if rows_per_call is None:
         return table.row_in_segment
-    return table.row_in_segment % rows_per_call
+    if isinstance(rows_per_call, int):
+        return table.row_in_segment % rows_per_call
+    return table.row_in_segment % torch.tensor(rows_per_call)[table.segment]
 
 
 def check_behaviour(
@@ -152,7 +156,7 @@ def check_behaviour(
         near = difflib.get_close_matches(name, BEHAVIOURS, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ValueError(f"no behaviour {name!r}, expected one of {sorted(BEHAVIOURS)}{hint}")
-    check_picks(picks, operands, table, topk)
+    picks = check_picks(picks, operands, table, topk)
     if row_in_chunk is None:
         in_chunk = table.row_in_segment
     elif row_in_chunk.shape == (table.num_local_rows,):

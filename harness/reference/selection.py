@@ -92,7 +92,14 @@ class Judgement:
 
 
 @torch.no_grad()
-def judge_selection(picks: Tensor, operands: Operands, table: RowTable, *, topk: int) -> Judgement:
+def judge_selection(
+    picks: Tensor,
+    operands: Operands,
+    table: RowTable,
+    *,
+    topk: int,
+    windows: Tensor | None = None,
+) -> Judgement:
     """Judge picks against the exact reference.
 
     Args:
@@ -101,12 +108,14 @@ def judge_selection(picks: Tensor, operands: Operands, table: RowTable, *, topk:
         operands: q, k and w of the rank.
         table: The rows to judge: ``rows_of_rank``, or a sample of it.
         topk: Keys due per row, or all visible ones where they are fewer.
+        windows: (local rows,) int64, keys of its sequence that the kernel scored for each local
+            row. Exact picks past it count as ``unranked``: the kernel took them blindly.
 
     Raises:
         ValueError: when picks, operands and table do not belong together.
     """
-    check_picks(picks, operands, table, topk)
-    verdict = _Verdict(table, topk)
+    picks = check_picks(picks, operands, table, topk)
+    verdict = _Verdict(table, topk, windows)
     plain = ~table.valid | (table.limits <= topk)
     for index in parts(plain, _EXHAUSTIVE_ROWS):
         rows = table.take(index)
@@ -130,8 +139,12 @@ def judge_selection(picks: Tensor, operands: Operands, table: RowTable, *, topk:
     )
 
 
-def check_picks(picks: Tensor, operands: Operands, table: RowTable, topk: int) -> None:
-    """Raise ValueError unless picks, operands and table are of the same rows and keys."""
+def check_picks(picks: Tensor, operands: Operands, table: RowTable, topk: int) -> Tensor:
+    """Return the picks on the device of the operands.
+
+    Raises:
+        ValueError: unless picks, operands and table are of the same rows and keys.
+    """
     operands.check_table(table)
     if topk < 1:
         raise ValueError(f"topk must be at least 1, found {topk}")
@@ -142,6 +155,7 @@ def check_picks(picks: Tensor, operands: Operands, table: RowTable, topk: int) -
         )
     if picks.dtype.is_floating_point or picks.dtype == torch.bool:
         raise ValueError(f"picks must be integer key ids, found {picks.dtype}")
+    return picks.to(operands.q.device)
 
 
 def picks_of(picks: Tensor, rows: RowTable) -> Tensor:
@@ -152,16 +166,17 @@ def picks_of(picks: Tensor, rows: RowTable) -> Tensor:
 class _Verdict:
     """Collects the judgement of a table chunk by chunk, in any order."""
 
-    def __init__(self, table: RowTable, topk: int) -> None:
+    def __init__(self, table: RowTable, topk: int, windows: Tensor | None) -> None:
         self.table = table
         self.topk = topk
+        self.windows = windows
         self.counts = RowCounts.zeros(len(table))
         self.bands = Bands()
         self.worst = WorstRows()
 
     def add(self, index: Tensor, judged: Judged, due: Tensor, *, exhaustive: bool) -> None:
         rows = self.table.take(index)
-        self.counts.put(index, rows, judged, self.topk)
+        self.counts.put(index, rows, judged, self.topk, self.windows)
         valid = rows.valid.to(due.device)
         self.bands.add(
             positions=rows.position.to(due.device)[valid],

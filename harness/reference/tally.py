@@ -23,7 +23,7 @@ _MARKED = {
     "duplicate": Mark.DUPLICATE,
     "out_of_range": Mark.OUT_OF_RANGE,
 }
-_NAMES = ("due", "missing", *_MARKED)
+_NAMES = ("due", "missing", "unranked", *_MARKED)
 _COLUMN = {name: column for column, name in enumerate(_NAMES)}
 
 
@@ -66,12 +66,28 @@ class RowCounts:
         wrong = self.of("below") + self.of("duplicate") + self.of("missing")
         return wrong + self.num_out_of_bounds
 
-    def put(self, index: Tensor, rows: RowTable, judged: Judged, topk: int) -> None:
-        """Write the counts of judged rows at ``index``."""
+    def put(
+        self, index: Tensor, rows: RowTable, judged: Judged, topk: int, windows: Tensor | None
+    ) -> None:
+        """Write the counts of judged rows at ``index``.
+
+        Args:
+            index: Places in the table.
+            rows: The judged rows.
+            judged: Their slots.
+            topk: Keys due at most.
+            windows: (local rows,) int64, keys of its sequence that the kernel scored for each local
+                row; None where it is not known, and every exact pick counts as ranked.
+        """
         due = torch.where(rows.valid, rows.limits.clamp(max=topk), 0)
         counts = {name: judged.slots.of(mark).sum(1).cpu() for name, mark in _MARKED.items()}
         held = counts["exact"] + counts["tie"] + counts["below"]
-        counts |= {"due": due, "missing": (due - held).clamp(min=0)}
+        unranked = torch.zeros_like(held)
+        if windows is not None:
+            shown = windows[rows.row].to(judged.slots.keys.device).unsqueeze(1)
+            blind = judged.slots.of(Mark.EXACT) & (judged.slots.keys >= shown)
+            unranked = blind.sum(1).cpu()
+        counts |= {"due": due, "missing": (due - held).clamp(min=0), "unranked": unranked}
         self.table[index] = torch.stack([counts[name] for name in _NAMES], dim=1)
         self.gaps[index] = judged.gaps.cpu()
 

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from harness.evidence.windows import watch_windows
+from harness.overlays import OVERLAYS, OverlayRefusedError
 from harness.production.backend import CUDA_BRANCHES, KernelSource, kernel_source
 from harness.production.errors import CapabilityMissingError
 from harness.production.hooks import installed
@@ -37,6 +39,8 @@ def execute(task: Task, journal: Journal) -> None:
             _execute(task, journal)
     except CapabilityMissingError as missing:
         journal.evidence(NoteEvidence(topic=MISSING_CAPABILITY, text=missing.capability))
+    except OverlayRefusedError as refused:
+        journal.evidence(NoteEvidence(topic=MISSING_CAPABILITY, text=str(refused)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,6 +74,7 @@ def _stage(task: Task, journal: Journal, build: MegatronBuild) -> Iterator[Stage
     source = kernel_source(task.scenario.kernels)
     provider, provider_name = spec_provider()
     recorder = Recorder(on_phase=_on_change(journal))
+    watch_windows(recorder)
     with contextlib.ExitStack() as stack:
         shims: tuple[str, ...] = ()
         if not torch.cuda.is_available():
@@ -77,12 +82,15 @@ def _stage(task: Task, journal: Journal, build: MegatronBuild) -> Iterator[Stage
         if source.modelled:
             shims = (*shims, CUDA_BRANCHES)
         stack.enter_context(installed(recorder, build.version))
+        facts = _facts(task, build, source)
+        for name in task.scenario.overlays:
+            OVERLAYS[name].overlay.check(facts)
         proof = Proof(
             kernels=source.kernels,
             provider="none" if task.scenario.level == "scorer" else provider_name,
             shims=shims,
             overlays=task.scenario.overlays,
-            facts=_facts(task, build, source),
+            facts=facts,
         )
         journal.fact(PROOF, proof)
         yield Stage(

@@ -18,9 +18,9 @@ from harness.runtime.child import run_task
 from harness.runtime.control import Channel, ControlServer
 from harness.runtime.journal import JournalContent, read_journal
 from harness.runtime.limits import JOIN_S
-from harness.runtime.stacks import stack_file
 from harness.runtime.plan import Planned
 from harness.runtime.spawner import SpawnerError
+from harness.runtime.stacks import stack_file
 from harness.runtime.task import Task
 
 _NOTE = NoteEvidence(

@@ -1,8 +1,8 @@
 """A rank's journal: what it is about to do and what it found, one JSON line each.
 
 Each line is one ``os.write`` to a descriptor opened with ``O_APPEND``, so that whatever was written
-before a fault, SIGKILL included, is in the file; a line is either whole or the cut last one. Times are seconds on
-the host's monotonic clock, which all processes of a host share.
+before a fault, SIGKILL included, is in the file; a line is either whole or the cut last one. Times
+are seconds on the host's monotonic clock, which all processes of a host share.
 
     {"t": 812.31, "e": "open", "global_rank": 1, "pid": 4711, "host": "n1", "wall": "2026-..."}
     {"t": 812.33, "e": "phase", "phase": "score"}
@@ -179,7 +179,7 @@ class _Reading:
             case "phase":
                 self.begins.append((Phase(item["phase"]), time_s))
             case "evidence":
-                record = from_jsonable(EVIDENCE_KINDS[item["kind"]], item["data"])
+                record: Evidence = from_jsonable(EVIDENCE_KINDS[item["kind"]], item["data"])
                 phase = self.begins[-1][0] if self.begins else None
                 self.entries.append(Entry(time_s=time_s, phase=phase, record=record))
             case "fact":

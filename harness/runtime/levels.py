@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
 import torch
@@ -121,7 +122,7 @@ def _run_scorer_level(stage: Stage) -> None:
                 k=as_production(inputs.k, stage.source),
                 weights=as_production(inputs.weights, stage.source),
             )
-            with kernels_installed(scenario.kernels, stage.source, recorder, seed=case.seed):
+            with _kernels(stage, case):
                 run_scorer(
                     config,
                     seen,
@@ -144,14 +145,22 @@ def _run_attention_level(stage: Stage) -> None:
             stage.recorder.clear()
             _plant(stage, case, groups.cp_rank)
             inputs = _batched_inputs(stage, case, groups)
-            with (
-                kernels_installed(scenario.kernels, stage.source, stage.recorder, seed=case.seed),
-                torch.no_grad(),
-            ):
+            with _kernels(stage, case), torch.no_grad():
                 run_attention(attention, inputs, up_v, case.pack if case.packed else None)
             stage.journal.phase(Phase.COMPARE)
             keys = _gathered_keys(stage, case, groups)
             _collect(stage, case, groups.cp_rank, keys)
+
+
+def _kernels(stage: Stage, case: _Case) -> AbstractContextManager[None]:
+    scenario = stage.task.scenario
+    return kernels_installed(
+        scenario.kernels,
+        stage.source,
+        stage.recorder,
+        seed=case.seed,
+        overlays=scenario.overlays,
+    )
 
 
 def _batched_inputs(stage: Stage, case: _Case, groups: Groups) -> dict[str, torch.Tensor]:

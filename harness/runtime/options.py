@@ -188,7 +188,7 @@ def make_options(paths: Sequence[str], values: Mapping[str, Any], prog: str) -> 
             problems.append(str(error))
     if problems:
         raise UsageError(problems)
-    fields = {
+    fields: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value
         for key, value in values.items()
         if value is not None

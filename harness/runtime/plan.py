@@ -12,7 +12,7 @@ from harness.record.codec import dumps
 from harness.record.verdict import ExitCode
 from harness.runtime.inject import for_scenario
 from harness.runtime.limits import PhaseLimits
-from harness.runtime.options import Options, UsageError
+from harness.runtime.options import Isolation, Options, UsageError
 from harness.runtime.task import Task
 from harness.runtime.world import World
 from harness.scenario import select as choose
@@ -157,7 +157,13 @@ def _useless_injections(planned: Sequence[Planned], options: Options) -> list[st
 
 
 def make_tasks(
-    item: Planned, *, attempt: int, folder: Path, store: Path, isolation: str, options: Options
+    item: Planned,
+    *,
+    attempt: int,
+    folder: Path,
+    store: Path,
+    isolation: Isolation,
+    options: Options,
 ) -> tuple[Task, ...]:
     """Return one task per rank of a scenario.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,18 +21,18 @@ class Preflight:
     Attributes:
         isolation: As asked for, else by device.
         supervision: Who starts rank processes, as asked for, else by device.
+        warnings: What the loader thinks is odd but usable.
     """
 
     planned: tuple[Planned, ...]
     build: MegatronBuild
     isolation: Isolation
     supervision: Supervision
+    warnings: tuple[str, ...] = ()
 
 
 def check(world: World, options: Options) -> Preflight:
     """Check scenarios, selection, ranks, Megatron build and output folder, and write nothing.
-
-    Warnings about scenario files go to standard error.
 
     Raises:
         UsageError: with one line for every problem found, so that one round of repairs is enough.
@@ -41,11 +40,8 @@ def check(world: World, options: Options) -> Preflight:
     from harness.scenario.loader import load  # pydantic: late, so that --help stays quick
 
     loaded = load(options.scenarios)
-    problems = [str(problem) for problem in loaded.problems]
-    if loaded.ok:
-        for warning in problems:
-            print(warning, file=sys.stderr)  # noqa: T201 (the console is the place for it)
-        problems = []
+    found = tuple(str(problem) for problem in loaded.problems)
+    problems = [] if loaded.ok else list(found)
     build = None
     try:
         build = find_build(options.megatron)
@@ -72,4 +68,5 @@ def check(world: World, options: Options) -> Preflight:
         build=build,
         isolation=options.isolation or ("group" if on_gpu else "scenario"),
         supervision=options.supervision or ("worker" if on_gpu else "node"),
+        warnings=found if loaded.ok else (),
     )

@@ -6,6 +6,7 @@ child, whose first matmul then waits for ever.
 
 from __future__ import annotations
 
+import logging
 import traceback
 
 import harness.runtime.preload_torch
@@ -13,6 +14,9 @@ import harness.runtime.preload_torch
 PROBLEM: str | None = None
 """Traceback of a failed import. The child meets the same error in its own phases and journals it;
 the preload is only a head start."""
+
+# Warns of an absent CUDA runtime on every machine without a GPU.
+logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
 
 try:
     import harness.production.preload

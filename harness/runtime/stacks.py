@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from pathlib import Path
@@ -27,7 +28,7 @@ def innermost_file(text: str) -> str | None:
     """
     lines = text.splitlines()
     found = None
-    for line, after in zip(lines, lines[1:], strict=False):
+    for line, after in itertools.pairwise(lines):
         header = _HEADER.match(line)
         frame = _FRAME.match(after)
         if header is not None and header[1] == "Current thread" and frame is not None:

@@ -143,10 +143,13 @@ def test_dashes_and_underscores_are_alike(folder):
             assert result.output == "4\n", result.output
 
 
-@pytest.mark.parametrize("name", ["verify", "list", "schema"])
-def test_rows_of_the_table_lead_to_commands_with_that_line(name):
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_rows_of_the_table_lead_to_commands(name):
     command = cli.cli.get_command(None, name)
-    assert command.get_short_help_str(limit=200) == cli.COMMANDS[name][2]
+    assert command.name == name
+    result = run(name, "--help")
+    assert result.exit_code == ExitCode.OK
+    assert result.output.startswith(f"Usage: dsa-harness {name} ")
 
 
 def test_an_error_of_the_harness_is_code_3(folder, monkeypatch, capsys):

@@ -163,6 +163,14 @@ def test_the_size_of_a_call_matters():
     assert not evidence(case, picks).holds
 
 
+def test_calls_of_one_segment_may_be_longer_than_those_of_another():
+    case = make_case([24], cp_rank=0)
+    assert chunk_rows(case.table).tolist() == [*range(6), *range(6)]
+    assert chunk_rows(case.table, rows_per_call=4).tolist() == [0, 1, 2, 3, 0, 1] * 2
+    per_segment = chunk_rows(case.table, rows_per_call=[5, 2]).tolist()
+    assert per_segment == [0, 1, 2, 3, 4, 0, 0, 1, 0, 1, 0, 1]
+
+
 def test_rows_tell_only_where_no_right_selection_would_match():
     case = long_case(kind="integers")
     found = check(case, all_right(case))

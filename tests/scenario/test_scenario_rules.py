@@ -160,9 +160,13 @@ ERRORS = [
         id="tp at level scorer",
     ),
     pytest.param(
-        write("parallel: {tensor_model_parallel_size: 3}"),
-        write("parallel: {tensor_model_parallel_size: 2}"),
-        "model: small",
+        write("parallel: {tensor_model_parallel_size: 3}").replace(
+            "small", "{base: small, num_attention_heads: 64}"
+        ),
+        write("parallel: {tensor_model_parallel_size: 2}").replace(
+            "small", "{base: small, num_attention_heads: 64}"
+        ),
+        "64}",
         ("64 attention heads", "tensor_model_parallel_size 3"),
         id="heads not divisible by tp",
     ),
