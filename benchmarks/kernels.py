@@ -19,6 +19,7 @@ path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from harness.kernels import modelled_flash_mla, modelled_namespace
 from harness.kernels.ranking import top_k_order
+from harness.kernels.selection import TieRule, select_columns, shuffle_slots
 
 REPEATS = 3
 
@@ -126,21 +127,21 @@ def flash_case(rows: int, keys: int, heads: int, slots: int) -> tuple[str, float
     return name, seconds(lambda: forward(q, kv, ids, 0.04)), seconds(plain)
 
 
-def checking_case(rows: int, keys: int, top_k: int) -> tuple[str, float, float]:
-    """Model against its own selection without any address, length or defect check."""
+def checking_case(rows: int, keys: int, top_k: int, version: str) -> tuple[str, float, float]:
+    """Model against its own selection without address, length or defect checks."""
     torch.manual_seed(0)
     scores = torch.randn(rows, keys)
     lengths = torch.full((rows,), keys, dtype=torch.int32)
-    namespace = modelled_namespace("1.26.0")
+    namespace = modelled_namespace(version)
+    generator = torch.Generator().manual_seed(0)
 
     def bare() -> object:
-        best = torch.topk(top_k_order(scores), top_k, dim=1, sorted=False)
-        cut = best.values.amin(dim=1, keepdim=True)
-        torch.count_nonzero(top_k_order(scores) >= cut, dim=1)
-        return scores.gather(1, best.indices)
+        columns = select_columns(top_k_order(scores), top_k, TieRule.ANY, generator)
+        columns = shuffle_slots(columns, generator)
+        return columns.to(torch.int32), scores.gather(1, columns)
 
     return (
-        f"top_k checks {rows} x {keys} k {top_k}",
+        f"top_k {version} against no checks",
         seconds(lambda: namespace.indexer_top_k_wrapper(scores, lengths, top_k)),
         seconds(bare),
     )
@@ -158,7 +159,8 @@ def main() -> None:
         lambda: top_k_case(16, 64, 16, False, "1.32.0"),
         lambda: top_k_case(512, 8192, 2048, False, "1.32.0"),
         lambda: top_k_case(512, 8192, 2048, True, "1.32.0"),
-        lambda: checking_case(512, 8192, 2048),
+        lambda: checking_case(512, 8192, 2048, "1.32.0"),
+        lambda: checking_case(512, 8192, 2048, "1.26.0"),
         lambda: fused_case(512, 8192, 32, 2048),
         lambda: flash_case(64, 512, 64, 512),
         lambda: flash_case(256, 8192, 64, 2048),

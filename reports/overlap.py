@@ -52,10 +52,12 @@ class RankOverlap:
 
 
 def stages(selections: Iterable[SelectionEvidence]) -> tuple[str, ...]:
-    """Return the stages judged, the one to show first."""
-    return tuple(
-        sorted({s.stage for s in selections}, key=lambda stage: (stage != SHOWN_STAGE, stage))
-    )
+    """Return the stages worth showing, the one to show first.
+
+    The wrapper stage is judged for bounds and repeats alone, so it shows only when one was found.
+    """
+    shown = {s.stage for s in selections if s.stage == SHOWN_STAGE or s.total.num_wrong}
+    return tuple(sorted(shown, key=lambda stage: (stage != SHOWN_STAGE, stage)))
 
 
 def rank_overlaps(selections: Iterable[SelectionEvidence], stage: str) -> tuple[RankOverlap, ...]:

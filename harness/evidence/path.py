@@ -15,7 +15,8 @@ def infer_plan(counts: dict[str, int], backend: str) -> tuple[str, str, str]:
         backend: ``dsa_kernel_backend`` as configured.
 
     Returns:
-        (plan, reason, scorer); plan is ``unknown`` when no scorer of the hook table ran.
+        (plan, reason, scorer); plan is ``none`` where no fused backend is configured, and
+        ``unknown`` when no scorer of the hook table ran.
     """
     if counts.get("scorer_single"):
         return "packed_single", "the single-sequence segment scorer ran", "scorer_single"
@@ -28,8 +29,9 @@ def infer_plan(counts: dict[str, int], backend: str) -> tuple[str, str, str]:
         return "plain_causal", "the causal kernel ran without row bounds", "scorer_chunks"
     for naive in ("naive_topk", "naive_topk_loss"):
         if counts.get(naive):
-            why = "no fused backend is configured" if backend == "none" else _declined(counts)
-            return "decline", why, naive
+            if backend == "none":
+                return "none", "no fused backend is configured", naive
+            return "decline", _declined(counts), naive
     return "unknown", "no scorer of the hook table was reached", "none"
 
 

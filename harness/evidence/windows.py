@@ -33,7 +33,8 @@ def _drop_scores(call: HookCall) -> None:
     for name in _SCORES:
         scores: Any = call.arguments.get(name)
         if isinstance(scores, torch.Tensor):
-            call.arguments[name] = scores.new_empty(0).expand(0, scores.size(-1))
+            # A meta tensor keeps shape and dtype for the record, and no memory.
+            call.arguments[name] = torch.empty_like(unwrap(scores), device="meta")
 
 
 def kernel_windows(recorder: Recorder, layer: int) -> torch.Tensor | None:

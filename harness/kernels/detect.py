@@ -71,11 +71,14 @@ def namespace_facts(namespace: Any) -> KernelFacts:
     try:
         parameters = inspect.signature(getattr(namespace, _FORWARD)).parameters
     except (ImportError, AttributeError, TypeError, ValueError) as error:
-        reason = f"{_FORWARD} cannot be looked at: {type(error).__name__}: {error}"
-        return KernelFacts(accepts_causal_offsets=None, mask_alignment=None, reason=reason)
+        return _unknown(f"{_FORWARD} cannot be looked at: {type(error).__name__}: {error}")
     accepts = "q_causal_offsets" in parameters
     alignment = MaskAlignment.TOP_LEFT if accepts else MaskAlignment.BOTTOM_RIGHT
     return KernelFacts(accepts_causal_offsets=accepts, mask_alignment=str(alignment))
+
+
+def _unknown(reason: str) -> KernelFacts:
+    return KernelFacts(accepts_causal_offsets=None, mask_alignment=None, reason=reason)
 
 
 def installed_facts() -> KernelFacts:
@@ -83,6 +86,5 @@ def installed_facts() -> KernelFacts:
     try:
         from cudnn import DSA
     except ImportError as error:
-        reason = f"cudnn does not import: {error}"
-        return KernelFacts(accepts_causal_offsets=None, mask_alignment=None, reason=reason)
+        return _unknown(f"cudnn does not import: {error}")
     return namespace_facts(DSA)

@@ -53,15 +53,16 @@ def _break_ties(
     generator: torch.Generator,
 ) -> torch.Tensor:
     """Choose among the keys equal to ``cut``; those above it are all kept."""
-    rows, width = keys.shape
+    width = keys.shape[1]
     if ties is TieRule.ANY:
-        order = torch.randint(0, 2**30, (rows, width), generator=generator, dtype=torch.int32)
-    else:
-        order = torch.arange(width, dtype=torch.int32).expand(rows, width)
-        if ties is TieRule.SMALLEST_COLUMN:
-            order = width - 1 - order
+        # Which of equal keys topk keeps depends on where they stand: shuffle the columns.
+        order = torch.randperm(width, generator=generator)
+        return order[torch.topk(keys[:, order], top_k, dim=1, sorted=False).indices]
+    columns = torch.arange(width, dtype=torch.int32)
+    if ties is TieRule.SMALLEST_COLUMN:
+        columns = width - 1 - columns
     top = torch.iinfo(torch.int32).max
-    priority = torch.where(keys > cut, top, torch.where(keys == cut, order, -1))
+    priority = torch.where(keys > cut, top, torch.where(keys == cut, columns, -1))
     return torch.topk(priority, top_k, dim=1, sorted=False).indices
 
 

@@ -235,7 +235,8 @@ class PathEvidence:
     Attributes:
         backend: ``dsa_kernel_backend`` as configured.
         plan: One of the five canonical plan names, read from the build or inferred from calls;
-            ``unknown`` when no hook of the table was reached.
+            ``none`` where no fused backend is configured, ``unknown`` when no hook of the table
+            was reached.
         plan_source: ``build`` or ``inferred``.
         reason: Why, in the build's words or from the inference.
         scorer: Inner scorer that ran.

@@ -61,16 +61,13 @@ def _order(rank: RankOutcome, one_host: bool) -> tuple[int, float, int, int]:
     place = _CLASS_ORDER.index(cause)
     # A deadline, an echo or a kill by the supervisor is never earlier than its cause, whatever
     # the clock says: those stay behind on one host too.
-    group = 0 if place < _CLASS_ORDER.index("stopped") else place
+    group = 0 if place < _CLASS_ORDER.index("stopped") else 2 * place
     moment = rank.ended_s if one_host and rank.ended_s is not None else 0.0
     if cause == "deadline":
-        # The rank that is furthest behind keeps the others waiting.
-        moment = float(_progress(rank))
+        # A rank inside a collective waits for somebody; of the others, the one furthest behind.
+        group += int(bool(rank.waiting_in_collective))
+        moment = float(len(rank.phases))
     return group, moment, place, rank.global_rank
-
-
-def _progress(rank: RankOutcome) -> int:
-    return len(rank.phases)
 
 
 def _is_cuda_memory_error(rank: RankOutcome) -> bool:

@@ -17,7 +17,7 @@ from harness.reference.site import Site
         (["fused_topk", "scorer_chunks", "scorer_global_rows"], "cudnn", "unfused_bounds", "rows"),
         (["fused_topk", "scorer_chunks"], "cudnn", "plain_causal", "chunks"),
         (["dispatch_attention", "naive_topk"], "cudnn", "decline", "naive_topk"),
-        (["naive_topk"], "none", "decline", "naive_topk"),
+        (["naive_topk"], "none", "none", "naive_topk"),
         (["attention", "indexer"], "cudnn", "unknown", "none"),
     ],
 )

@@ -52,8 +52,15 @@ def test_a_window_past_the_limit_counts_as_long():
 
 
 def test_score_matrices_are_not_kept():
-    (call,) = scored("1.25.0", 8, 32).of("indexer_forward")
+    recorder = scored("1.25.0", 8, 32)
+    (call,) = recorder.of("indexer_forward")
     assert set(call.result) == {"windows", "width"}
+    namespace = ObservedNamespace(modelled_namespace("1.25.0"), "modelled", recorder)
+    lengths = torch.full((8,), 32, dtype=torch.int32)
+    namespace.indexer_top_k_wrapper(torch.rand(8, 32), lengths, top_k=4)
+    (call,) = recorder.of("indexer_top_k")
+    kept = [a for a in call.arguments.values() if isinstance(a, torch.Tensor) and a.dim() == 2]
+    assert [(tuple(a.shape), a.device.type) for a in kept] == [((8, 32), "meta")]
 
 
 def test_no_kernel_no_windows():

@@ -1,4 +1,5 @@
 import inspect
+import sys
 
 import pytest
 from kernel_inputs import FORWARD_PAIRS
@@ -78,14 +79,14 @@ def test_facts_follow_the_release(version, arch):
     facts = namespace_facts(namespace)
     late = version not in ("1.24.0", "1.24.1", "1.25.0")
     assert facts.accepts_causal_offsets == namespace.accepts_causal_offsets == late
-    assert (
-        facts.mask_alignment == namespace.mask_alignment == ("top_left" if late else "bottom_right")
-    )
+    assert facts.mask_alignment == namespace.mask_alignment
+    assert facts.mask_alignment == ("top_left" if late else "bottom_right")
+    assert facts.reason is None
 
 
 def test_facts_of_an_object_without_forward_say_why():
     facts = namespace_facts(object())
-    assert facts.accepts_causal_offsets is None
+    assert (facts.accepts_causal_offsets, facts.mask_alignment) == (None, None)
     assert "indexer_forward_wrapper" in str(facts.reason)
 
 
@@ -140,3 +141,10 @@ def test_installed_facts_equal_the_modelled_ones():
     if facts.reason is not None:
         pytest.skip(f"needs the CuTe DSL: {facts.reason}")
     assert facts == namespace_facts(modelled_namespace(_INSTALLED))
+
+
+def test_an_import_that_fails_is_a_reason(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cudnn", None)
+    facts = installed_facts()
+    assert facts.accepts_causal_offsets is None
+    assert "cudnn does not import" in str(facts.reason)

@@ -145,6 +145,12 @@ def test_margin_follows_the_longer_of_the_two_keys(long_key):
     assert judge_last(one_row(scores, topk=1, exact=False, norms=norms), [1]).tie == 1
 
 
+@pytest.mark.parametrize("norms", [[0.0, 100.0, 0.0, 0.0], [100.0, 0.0, 0.0, 0.0]])
+def test_margin_does_not_depend_on_which_of_tied_keys_is_at_the_cut(norms):
+    case = one_row([1.0, 1.0, 1.0 - 2.0**-18, 0.25], topk=1, exact=False, norms=norms)
+    assert judge_last(case, [2]).tie == 1
+
+
 def test_a_key_within_the_margin_above_the_cut_may_be_left_out():
     scores = [1.0 + 2.0**-21, 1.0, 1.0 - 2.0**-21, 0.25]
     assert judge_last(one_row(scores, topk=2, exact=False), [1, 2]).num_wrong == 0

@@ -123,3 +123,14 @@ def test_of_two_deadlines_the_rank_furthest_behind_is_named():
     report = first_fault([waiting, asleep])
     assert report is not None
     assert (report.global_rank, report.phase) == (1, Phase.LAYOUT)
+
+
+def test_a_rank_inside_a_collective_waits_for_the_one_that_is_not():
+    waiting = [
+        killed(r, deadline=Phase.GATHER, waiting_in_collective=True, phases=()) for r in (0, 1, 2)
+    ]
+    timings = tuple(PhaseTiming(phase=Phase.GATHER, begin_s=0.0) for _ in range(5))
+    asleep = killed(3, deadline=Phase.GATHER, waiting_in_collective=False, phases=timings)
+    report = first_fault([*waiting, asleep])
+    assert report is not None
+    assert (report.global_rank, report.victims) == (3, (0, 1, 2))
