@@ -113,13 +113,12 @@ def _fill_ranked(
         picks = select_columns(keys, plan.top_k, call.ties, context.generator)
         picks = _ordered(context, call, picks)
         indices[part] = picks.to(torch.int32)
-        picked = scores.gather(1, picks)
         if out_values is not None:
-            out_values[part] = picked
+            out_values[part] = scores.gather(1, picks)
         if "d446" in context.defects:
             # Fewer than top_k entries above the -inf bucket: the k-th best lies in it.
-            worst = ranking.coarse_bucket(picked).amax(dim=1)
-            again += part[worst >= ranking.MINUS_INF_BUCKET[picked.dtype]].tolist()
+            worst = keys.gather(1, picks).amin(dim=1)
+            again += part[worst <= ranking.minus_inf_bucket_key(scores.dtype)].tolist()
     return again
 
 

@@ -7,6 +7,13 @@ import torch
 MINUS_INF_BUCKET = {torch.float32: 252, torch.float16: 252, torch.bfloat16: 255}
 """Coarse bucket that holds -inf (smaller buckets are better)."""
 
+_BEST_OF_MINUS_INF_BUCKET = {
+    torch.float32: -65520.0,
+    torch.float16: float("-inf"),
+    torch.bfloat16: -(2.0**127),
+}
+"""Greatest value of the bucket; fp32 becomes the fp16 -inf from -65520 on."""
+
 HIDDEN = torch.iinfo(torch.int64).min
 """Key below every score, for columns a row may not pick."""
 
@@ -50,6 +57,12 @@ def top_k_order(scores: torch.Tensor) -> torch.Tensor:
     # +inf stays below and the positive NaNs above: shift the positive NaNs to make room.
     wide += (scores.isnan() & ~negative_nan) * 2**32
     return torch.where(negative_nan, wide + 2**32, wide)
+
+
+def minus_inf_bucket_key(dtype: torch.dtype) -> int:
+    """Return the best key (of ``bit_order``) that still lies in the -inf bucket."""
+    value = _BEST_OF_MINUS_INF_BUCKET[dtype]
+    return int(bit_order(torch.tensor([value], dtype=dtype))[0])
 
 
 def coarse_bucket(scores: torch.Tensor) -> torch.Tensor:

@@ -7,6 +7,7 @@ usable GPU they are refused.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -29,9 +30,30 @@ def _no_nvtx_range() -> tuple[Any, str, Any]:
     return torch.cuda.nvtx, "range", no_range
 
 
+def _tensor_without_pinning() -> tuple[Any, str, Any]:
+    # The rotary embedding of unpacked CP builds its rank index in pinned memory.
+    original = torch.tensor
+
+    @functools.wraps(original)
+    def tensor(*args: Any, **kwargs: Any) -> torch.Tensor:
+        kwargs.pop("pin_memory", None)
+        return original(*args, **kwargs)
+
+    return torch, "tensor", tensor
+
+
+def _cuda_stays_on_host() -> tuple[Any, str, Any]:
+    def cuda(self: torch.Tensor, *_args: object, **_kwargs: object) -> torch.Tensor:
+        return self
+
+    return torch.Tensor, "cuda", cuda
+
+
 HOST_SHIMS: dict[str, Callable[[], tuple[Any, str, Any]]] = {
     "torch.cuda.current_device": _current_device_is_cpu,
     "torch.cuda.nvtx.range": _no_nvtx_range,
+    "torch.tensor(pin_memory)": _tensor_without_pinning,
+    "torch.Tensor.cuda": _cuda_stays_on_host,
 }
 """Shim name to a function giving owner, attribute and replacement."""
 

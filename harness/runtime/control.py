@@ -17,6 +17,7 @@ import select
 import shutil
 import socket
 import stat
+import struct
 import tempfile
 import time
 from pathlib import Path
@@ -26,6 +27,8 @@ from harness.runtime.world import World
 
 CONNECT_S = 120.0
 """How long a worker looks for its leader's socket; the leader binds within its first second."""
+SEND_S = 30.0
+"""How long a message may wait for its reader; a stopped process must not stop its leader."""
 
 _MAX_SOCKET_PATH = 104
 _STALE_S = 60.0
@@ -82,7 +85,10 @@ def _pid_namespace() -> int:
 class Channel:
     """One connection; messages are JSON objects, one a line."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, *, send_limit_s: float = SEND_S) -> None:
+        """Take over a connection; a peer that does not read within the limit counts as gone."""
+        limit = struct.pack("ll", int(send_limit_s), int(send_limit_s % 1 * 1e6))
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
         self._socket = connection
         self._buffer = b""
         self.closed = False
@@ -164,7 +170,9 @@ class ControlServer:
                 return None
             channel = Channel(self._listener.accept()[0])
             first = channel.receive(timeout_s=max(0.0, left))
-            if first is not None:
+            if first is None:
+                channel.close()
+            else:
                 self._waiting.append((channel, first))
 
     def close(self) -> None:

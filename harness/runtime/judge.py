@@ -24,6 +24,7 @@ from harness.record.verdict import Outcome, Verdict, primary
 from harness.runtime.first_fault import first_fault
 from harness.runtime.journal import JournalContent
 from harness.scenario.known import VERSIONED, EffectiveBuild, matching_rule, rule_holds
+from harness.scenario.rules.expectations import right_plan
 from harness.scenario.spec import Scenario
 
 PROOF = "proof"
@@ -107,20 +108,27 @@ def _path_verdicts(
     """Wrong path: none proved on some rank, another plan than expected, or a silent fallback."""
     if not paths or any(not journal.of(PathEvidence) for journal in journals):
         return {Verdict.WRONG_PATH}
-    wanted = scenario.expect.plan
     backend = scenario.kernels.dsa_kernel_backend
+    wanted = scenario.expect.plan
     for path in paths:
         if path.plan == "unknown" or path.backend != backend:
             return {Verdict.WRONG_PATH}
         if wanted is not None and path.plan != wanted:
             return {Verdict.WRONG_PATH}
-        fallback_meant = wanted in ("decline", "unfused_bounds")
-        if backend != "none" and not path.fused and not fallback_meant:
+        if backend != "none" and not path.fused and not _fallback_is_right(scenario, path):
             return {Verdict.WRONG_PATH}
         expected_calls = scenario.expect.kernel_calls.items()
         if any(path.calls.get(symbol, 0) != count for symbol, count in expected_calls):
             return {Verdict.WRONG_PATH}
     return set()
+
+
+def _fallback_is_right(scenario: Scenario, path: PathEvidence) -> bool:
+    """Whether an unfused scorer is what the scenario, or else its layout, calls for."""
+    wanted = scenario.expect.plan
+    if wanted is None:
+        wanted = right_plan(scenario, scenario.microbatches[path.microbatch]).plan.value
+    return wanted in ("decline", "unfused_bounds")
 
 
 def _selection_verdicts(selections: tuple[SelectionEvidence, ...]) -> set[Verdict]:

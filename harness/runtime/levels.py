@@ -12,7 +12,7 @@ import torch.distributed as dist
 from harness.evidence.collect import Subject, collect
 from harness.evidence.plants import plant
 from harness.kernels.wrapping import unwrap
-from harness.layout import Pack, pack_sequences, sbhd_pack
+from harness.layout import Pack
 from harness.production.attention import (
     attention_inputs,
     build_attention,
@@ -31,6 +31,7 @@ from harness.reference.rows import rows_of_rank
 from harness.reference.site import Site
 from harness.runtime.engine import Stage
 from harness.runtime.inject import for_rank
+from harness.scenario.rules.lengths import build_pack
 from harness.scenario.spec import MicrobatchSpec, Scenario
 
 
@@ -88,22 +89,8 @@ def _cases(scenario: Scenario) -> Iterator[_Case]:
                 InputSource(values=scenario.values, seed=seed, microbatch=index, stream=stream)
                 for stream in range(streams)
             )
-            pack = microbatch_pack(spec, cp_size)
+            pack = build_pack(spec, cp_size)
             yield _Case(index=index, seed=seed, spec=spec, pack=pack, sources=sources)
-
-
-def microbatch_pack(spec: MicrobatchSpec, cp_size: int) -> Pack:
-    """Layout of a microbatch; for an unpacked batch, of one of its equal sequences."""
-    if spec.qkv_format == "sbhd":
-        return sbhd_pack(spec.sequences[0], cp_size=cp_size)
-    return pack_sequences(
-        spec.sequences,
-        cp_size=cp_size,
-        padded=spec.padded,
-        kv_sequences=spec.kv_sequences,
-        kv_padded=spec.kv_padded,
-        tail_padding=spec.tail_padding,
-    )
 
 
 def _run_scorer_level(stage: Stage) -> None:

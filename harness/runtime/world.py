@@ -66,11 +66,16 @@ class World:
             WorldError: naming the variable that is missing or no integer.
         """
         if "RANK" in env:
+            global_rank = _integer(env, "RANK")
+            local_world_size = _integer(env, "LOCAL_WORLD_SIZE")
+            # With --virtual-local-rank every LOCAL_RANK is 0 (each worker sees its own GPU as
+            # device 0), but a node's ranks are consecutive all the same.
+            place = global_rank % local_world_size if local_world_size > 0 else 0
             return cls(
-                global_rank=_integer(env, "RANK"),
-                local_rank=_integer(env, "LOCAL_RANK"),
+                global_rank=global_rank,
+                local_rank=_integer(env, "LOCAL_RANK") or place,
                 world_size=_integer(env, "WORLD_SIZE"),
-                local_world_size=_integer(env, "LOCAL_WORLD_SIZE"),
+                local_world_size=local_world_size,
                 group_rank=_integer(env, "GROUP_RANK", "0"),
                 run_id=env.get("TORCHELASTIC_RUN_ID", "none"),
                 restart_count=_integer(env, "TORCHELASTIC_RESTART_COUNT", "0"),

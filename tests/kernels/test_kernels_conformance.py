@@ -160,3 +160,26 @@ def test_large_scratch_by_arithmetic(version, arch, columns):
             check_scratch(bounds, plan, row=rows - 1, **spill)
     else:
         check_scratch(bounds, plan, row=rows - 1, **spill)
+
+
+@pytest.mark.parametrize("keys", [8, 9])
+@every_release
+def test_thd_scores_handed_straight_to_top_k(version, arch, keys):
+    """Padded views are no input of top-k: a caller that skips contiguous() is refused."""
+    namespace = modelled_namespace(version, arch)
+    cu = prefix([keys, keys])
+    scores = namespace.indexer_forward_wrapper(
+        *thd(2 * keys, 2 * keys, heads=64),
+        ratio=1,
+        cu_seqlens_q=cu,
+        cu_seqlens_k=cu,
+        max_seqlen_q=keys,
+        max_seqlen_k=keys,
+    )["scores"]
+    lengths = torch.arange(1, keys + 1).repeat(2).int()
+    if arch == "sm100" and version < "1.27" and keys % 4:
+        with pytest.raises(ValueError, match="contiguous"):
+            namespace.indexer_top_k_wrapper(scores, lengths, 4)
+    else:
+        picks = namespace.indexer_top_k_wrapper(scores, lengths, 4)["indices"]
+        assert [len(row) for row in picked_sets(picks)] == lengths.clamp(max=4).tolist()

@@ -171,14 +171,26 @@ def test_calls_of_one_segment_may_be_longer_than_those_of_another():
     assert per_segment == [0, 1, 2, 3, 4, 0, 0, 1, 0, 1, 0, 1]
 
 
-def test_rows_tell_only_where_no_right_selection_would_match():
+def test_surplus_slots_are_not_explained():
+    case = long_case()
+    picks = torch.cat((top_left_kernel(case), torch.full((len(case.table), 1), -1)), dim=1)
+    assert evidence(case, picks).holds
+    row = int(torch.nonzero(case.table.row_in_segment == 15).flatten()[0])
+    for surplus in (case.table.num_keys, int(picks[row, 0])):
+        spoiled = picks.clone()
+        spoiled[row, -1] = surplus
+        assert evidence(case, spoiled).first_mismatch == row
+
+
+@pytest.mark.parametrize("masked", ["kept", "dropped"])
+def test_rows_tell_only_where_no_right_selection_would_match(masked):
     case = long_case(kind="integers")
-    found = check(case, all_right(case))
+    found = check(case, all_right(case), masked_keys=masked)
     windows = torch.minimum(case.table.row_in_segment + 1, case.table.limits)
     for index in range(len(case.table)):
         _, start, limit, _, valid = facts_of(case, index)
         window = int(windows[index])
-        telling = False
+        telling = bool(valid) and masked == "dropped" and window < min(limit, case.topk)
         if valid and limit > case.topk:
             _, _, above, level = cut_of(case, index)
             keys = right_picks(case, index, limit=window)
@@ -186,7 +198,7 @@ def test_rows_tell_only_where_no_right_selection_would_match():
             level_places = case.topk - len(above)
             lost = window >= case.topk and not above <= predicted
             too_many = len(predicted & level) > level_places
-            telling = lost or too_many or not predicted <= above | level
+            telling |= lost or too_many or not predicted <= above | level
         assert bool(found.telling[index]) == telling, index
 
 

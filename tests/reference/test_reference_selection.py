@@ -393,6 +393,15 @@ def test_worst_rows_come_out_of_bounds_first_and_in_full():
     assert evidence(case, right).worst_rows == ()
 
 
+def test_a_key_in_whose_place_a_tie_stands_is_not_shown_as_due():
+    case = one_row([5.0, 0.0, 0.0, 0.0, 0.0], topk=3)
+    picks = torch.full((5, 3), -1)
+    picks[-1] = torch.tensor([0, 4, -1])
+    found = evidence(case, picks)
+    assert (found.total.exact, found.total.tie, found.total.missing) == (1, 1, 1)
+    assert [(f.picked, f.wrong, f.due) for f in found.worst_rows] == [((0, 4), (), (2,))]
+
+
 def test_record_survives_json_and_says_where_it_is_from():
     case = make_case([40], seed=1)
     record = evidence(case, any_picks(case, 1))

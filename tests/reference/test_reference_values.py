@@ -65,6 +65,12 @@ def test_agrees_with_assert_close_and_numbers_do_not_depend_on_pieces(monkeypatc
         assert f"at index ({flat // 5}, {flat % 5})" in found.message
 
 
+@pytest.mark.parametrize(("actual", "within"), [(4.49, True), (4.51, False), (3.49, False)])
+def test_relative_and_absolute_bounds_add_up(actual, within):
+    found = compare(torch.tensor([actual]), torch.tensor([4.0]), atol=0.1, rtol=0.1)
+    assert found.within == within
+
+
 def test_message_names_value_number_index_and_bound():
     actual = torch.zeros(2, 3)
     actual[1, 2] = 0.5

@@ -1,5 +1,6 @@
 """The control socket: found by equal workers, complete or absent, an end seen by everybody."""
 
+import contextlib
 import os
 import shutil
 import socket
@@ -60,21 +61,34 @@ def test_messages_arrive_in_order_and_the_end_is_seen(folder):
     worker = connect(folder / "s.sock", {"worker": 1})
     channel = server.expect({"worker": 1}, 5.0)
     for number in range(3):
-        channel.send({"number": number, "text": "x" * 100_000})
+        channel.send({"number": number, "text": "x" * 10_000})
     assert [worker.receive(5.0)["number"] for _ in range(3)] == [0, 1, 2]
     assert worker.receive(0.0) is None and not worker.closed
     channel.close()
     assert worker.receive(5.0) is None and worker.closed
+    worker.close()
     server.close()
 
 
 def test_peers_are_told_apart_whatever_order_they_come_in(folder):
     server = ControlServer(folder / "s.sock")
     workers = {n: connect(folder / "s.sock", {"worker": n}) for n in (2, 1)}
-    for number in (1, 2):
-        server.expect({"worker": number}, 5.0).send({"you": number})
-    assert [workers[n].receive(5.0)["you"] for n in (1, 2)] == [1, 2]
-    assert server.expect({"worker": 3}, 0.05) is None
+    with contextlib.ExitStack() as stack:
+        for number in (1, 2):
+            channel = server.expect({"worker": number}, 5.0)
+            stack.callback(channel.close)
+            stack.callback(workers[number].close)
+            channel.send({"you": number})
+        assert [workers[n].receive(5.0)["you"] for n in (1, 2)] == [1, 2]
+        assert server.expect({"worker": 3}, 0.05) is None
+    server.close()
+
+
+def test_a_peer_that_leaves_before_its_hello_is_forgotten(folder):
+    server = ControlServer(folder / "s.sock")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as silent:
+        silent.connect(str(folder / "s.sock"))
+    assert server.expect({"worker": 1}, 0.2) is None
     server.close()
 
 
@@ -87,6 +101,7 @@ def test_a_worker_waits_for_a_leader_that_is_late(folder):
     assert isinstance(channel, Channel)
     servers[0].close()
     assert channel.receive(5.0) is None, "a leader that never accepted has ended"
+    channel.close()
 
 
 def test_a_worker_that_comes_after_the_end_leaves_at_once(folder):
@@ -127,6 +142,15 @@ def test_the_listening_end_does_not_reach_other_programs(folder):
 def test_a_socket_that_cannot_be_made_is_said(folder):
     with pytest.raises(ControlError, match="cannot make the control socket"):
         ControlServer(folder / "missing" / "s.sock")
+
+
+def test_a_peer_that_never_reads_does_not_block_its_leader():
+    ours, theirs = socket.socketpair()
+    channel = Channel(ours, send_limit_s=0.2)
+    channel.send({"text": "x" * 4_000_000})
+    assert channel.closed
+    theirs.close()
+    channel.close()
 
 
 def test_sending_to_a_peer_that_is_gone_marks_the_channel():
