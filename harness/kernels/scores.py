@@ -33,8 +33,8 @@ def fill_scores(
         q: (R, H, D) bf16.
         k: (at least max limit, D) bf16.
         w: (R, H) bf16 or fp32.
-        limits: Stored columns per row, int64 (R,), not decreasing by more than the caller likes:
-            a block of rows costs as much as its largest limit.
+        limits: Stored columns per row, int64 (R,). A block of rows costs as much as its largest
+            limit.
         sm_scale: Factor on the fp32 sum.
     """
     rows, heads, depth = q.shape

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import dis
 import traceback
-from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 
 from harness.record.evidence import AddressFaultEvidence, ExceptionEvidence
 
-BUILD_PACKAGES = ("megatron", "cudnn", "flash_mla", "transformer_engine", "tilelang", "triton")
+BUILD_PACKAGES = (
+    "megatron",
+    "cudnn",
+    "cutlass",
+    "flash_mla",
+    "transformer_engine",
+    "tilelang",
+    "triton",
+)
 """Packages whose frames belong to the build under test."""
 
-_HARNESS = Path(__file__).resolve().parents[1]
-_MODELS = _HARNESS / "kernels"
-_INJECTION = Path(__file__).resolve().with_name("inject.py")
 _RAISE = dis.opmap["RAISE_VARARGS"]
 _COLLECTIVE_ERRORS = {"DistError", "DistBackendError", "DistNetworkError", "DistStoreError"}
 
@@ -48,7 +52,7 @@ def origin_of(error: BaseException) -> str:
     stands in for a kernel of the build: what it raises on purpose when Megatron calls it is the
     build's; an operation that fails inside the model is the model's own fault.
     """
-    owners = [_owner(Path(name)) for name in _files(error.__traceback__)]
+    owners = [_owner(frame) for frame in _frames(error.__traceback__)]
     known = [owner for owner in owners if owner is not None]
     if not known:
         return "harness"
@@ -58,18 +62,24 @@ def origin_of(error: BaseException) -> str:
     return known[-1]
 
 
-def _files(trace: TracebackType | None) -> list[str]:
-    return [frame.f_code.co_filename for frame, _ in traceback.walk_tb(trace)]
+def _frames(trace: TracebackType | None) -> list[FrameType]:
+    return [frame for frame, _ in traceback.walk_tb(trace)]
 
 
-def _owner(path: Path) -> str | None:
-    if path == _INJECTION:
+def _module(frame: FrameType) -> str:
+    # Module names, not paths: a checkout may well live below a folder called megatron.
+    return str(frame.f_globals.get("__name__", "")) + "."
+
+
+def _owner(frame: FrameType) -> str | None:
+    module = _module(frame)
+    if module.startswith("harness.runtime.inject."):
         return "injected"
-    if _MODELS in path.parents:
+    if module.startswith("harness.kernels."):
         return "model"
-    if _HARNESS in path.parents:
+    if module.startswith("harness."):
         return "harness"
-    return "build" if any(part in BUILD_PACKAGES for part in path.parts[:-1]) else None
+    return "build" if module.partition(".")[0] in BUILD_PACKAGES else None
 
 
 def _raised_on_purpose(error: BaseException) -> bool:
@@ -82,17 +92,16 @@ def _raised_on_purpose(error: BaseException) -> bool:
         return False
     while innermost.tb_next is not None:
         innermost = innermost.tb_next
-    code = innermost.tb_frame.f_code
-    if _owner(Path(code.co_filename)) not in ("build", "model"):
+    if _owner(innermost.tb_frame) not in ("build", "model"):
         return False
-    return code.co_code[innermost.tb_lasti] == _RAISE
+    return innermost.tb_frame.f_code.co_code[innermost.tb_lasti] == _RAISE
 
 
 def _in_collective(error: BaseException) -> bool:
     if _COLLECTIVE_ERRORS & {kind.__name__ for kind in type(error).__mro__}:
         return True
-    files = _files(error.__traceback__)
-    if files and "/torch/distributed/" in files[-1]:
+    frames = _frames(error.__traceback__)
+    if frames and _module(frames[-1]).startswith("torch.distributed."):
         return True
     # Waiting for an asynchronous gloo operation leaves no Python frame, and gloo has no class of
     # its own: its errors are RuntimeErrors that begin with the place in its sources.

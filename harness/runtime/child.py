@@ -42,7 +42,7 @@ class ProbeFacts:
     """What the first child of a forkserver found.
 
     Attributes:
-        failed: Traceback when torch cannot be imported at all.
+        failed: Traceback when the forkserver could not import torch.
         problem: Traceback of a failed import of the production modules.
         bad_fork: ``torch.cuda._is_in_bad_fork()``: True means that CUDA is lost in forked children.
         server_threads: Operating-system threads of the forkserver.
@@ -56,11 +56,9 @@ class ProbeFacts:
 
 def answer_probe(connection: Connection) -> None:
     """Tell the parent what a child of its forkserver looks like."""
-    try:
-        # The forkserver swallows an ImportError of its preload; here it comes up again.
-        import harness.runtime.preload_torch  # noqa: F401
-    except ImportError:
-        connection.send(ProbeFacts(failed=traceback.format_exc()))
+    if PRELOAD_TORCH not in sys.modules:
+        # The forkserver swallows an ImportError of its preload; here it mostly comes up again.
+        connection.send(ProbeFacts(failed=_import_error(PRELOAD_TORCH)))
         return
     import torch
 
@@ -71,6 +69,14 @@ def answer_probe(connection: Connection) -> None:
         server_threads=len(os.listdir(f"/proc/{os.getppid()}/task")),
     )
     connection.send(facts)
+
+
+def _import_error(module: str) -> str:
+    try:
+        importlib.import_module(module)
+    except ImportError:
+        return traceback.format_exc()
+    return f"the forkserver could not import {module}, although its child can; is PYTHONPATH set?"
 
 
 def run_single(request: str, parent_pid: int) -> NoReturn:

@@ -7,6 +7,7 @@ child can no longer use CUDA.
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import sys
 
@@ -18,8 +19,11 @@ SERVER_PID = os.getpid()
 
 
 def _in_forkserver() -> bool:
-    # `python -c "from multiprocessing.forkserver import main; ..."`; anybody else only imports.
-    return sys.argv[:1] == ["-c"] and PARENT_VARIABLE in os.environ
+    # `python -c "from multiprocessing.forkserver import main; ..."`, started by another process;
+    # its children, and whoever imports this module for another reason, have their own parents.
+    parent = os.environ.get(PARENT_VARIABLE)
+    is_child = multiprocessing.parent_process() is not None
+    return sys.argv[:1] == ["-c"] and parent not in (None, str(os.getpid())) and not is_child
 
 
 if _in_forkserver():

@@ -9,20 +9,19 @@ import torch.distributed as dist
 
 from harness.kernels.addresses import AddressFault
 from harness.record.evidence import AddressFaultEvidence
-from harness.runtime import blame, inject
+from harness.runtime import inject
 from harness.runtime.blame import exception_evidence
 
 
-def _code_in(path, text):
-    """Compile functions as if they stood in a file at ``path``."""
-    module = types.ModuleType("planted")
-    exec(compile(text, str(path), "exec"), module.__dict__)
+def _module(name, text):
+    """Compile functions as if they stood in a module of that name."""
+    module = types.ModuleType(name)
+    exec(compile(text, f"/src/{name.replace('.', '/')}.py", "exec"), module.__dict__)
     return module
 
 
-MEGATRON = "/site-packages/megatron/core/transformer/dsa.py"
-BUILD = _code_in(
-    MEGATRON,
+BUILD = _module(
+    "megatron.core.transformer.dsa",
     "def refuse(x): raise ValueError('packed input is not supported')\n"
     "def check(x): assert x is None, 'bad'\n"
     "def index(x): return [][3]\n"
@@ -33,8 +32,8 @@ BUILD = _code_in(
     "    finally:\n"
     "        pass\n",
 )
-MODEL = _code_in(
-    blame._MODELS / "planted.py",
+MODEL = _module(
+    "harness.kernels.planted",
     "import torch\n"
     "def decline(x): raise ValueError('top_k above 2048')\n"
     "def slip(x): return torch.aminmax(torch.empty(0))\n",
@@ -64,6 +63,12 @@ def test_an_operation_of_torch_that_fails_belongs_to_its_caller():
     assert found.origin == "build"
     assert not found.declined
     assert _evidence(lambda: torch.ones(2) @ torch.ones(3)).origin == "harness"
+
+
+def test_a_folder_that_is_called_like_a_package_decides_nothing():
+    other = _module("somewhere", "def fail(x): raise ValueError('x')\n")
+    other.fail.__code__ = other.fail.__code__.replace(co_filename="/opt/megatron/lib/x.py")
+    assert _evidence(other.fail, 1).origin == "harness"
 
 
 def test_a_modelled_kernel_speaks_for_the_build_only_on_purpose():
