@@ -14,6 +14,7 @@ from harness.evidence.observation import (
     rows_in_kernel_chunk,
     wrapper_picks,
 )
+from harness.evidence.offsets import offset_evidence
 from harness.evidence.path import path_evidence
 from harness.evidence.windows import kernel_windows, window_evidence
 from harness.layout import Pack
@@ -26,6 +27,7 @@ from harness.reference.rows import RowTable, rows_of_rank
 from harness.reference.sampling import sample_rows
 from harness.reference.selection import judge_selection
 from harness.reference.site import Site
+from harness.scenario.rules.expectations import loss_mode
 from harness.scenario.spec import Scenario
 
 
@@ -83,6 +85,7 @@ def _selections(
         windows = None
     if windows is not None:
         yield window_evidence(windows, judged, site)
+        yield from offset_evidence(recorder, table, site)
     for batch in range(observation.picks.size(0)):
         operands = Operands(
             q=observation.q[batch],
@@ -95,7 +98,7 @@ def _selections(
         final = judge_selection(picks, operands, judged, topk=topk, windows=windows)
         yield final.evidence(site, stage="final")
         if not bool(final.right.all()):
-            yield from _behaviours(recorder, picks, operands, judged, site, topk)
+            yield from _behaviours(recorder, picks, operands, judged, site, scenario)
     if observation.fused and observation.picks.size(0) == 1:
         yield from _wrapper_bounds(recorder, judged, site, topk)
 
@@ -111,7 +114,7 @@ def _behaviours(
     operands: Operands,
     table: RowTable,
     site: Site,
-    topk: int,
+    scenario: Scenario,
 ) -> Iterator[Evidence]:
     """Hold wrong picks against the faulty behaviours that have a name."""
     row_in_chunk = rows_in_kernel_chunk(recorder, site.layer)
@@ -119,7 +122,14 @@ def _behaviours(
         return
     for name in BEHAVIOURS:
         finding = check_behaviour(
-            name, picks, operands, table, topk=topk, row_in_chunk=row_in_chunk
+            name,
+            picks,
+            operands,
+            table,
+            topk=scenario.model.dsa_indexer_topk,
+            row_in_chunk=row_in_chunk,
+            # Megatron's sparse indexer loss removes picks whose score is not finite.
+            masked_keys="dropped" if loss_mode(scenario) == "sparse" else "kept",
         )
         yield finding.evidence(site)
 

@@ -104,6 +104,17 @@ heads differently: not what production runs.
 """
 
 
+PRODUCTION_BRANCHES = {
+    "_use_dense_indexer_topk_tie_break": "no bias of up to 1e-12 on the scores before top-k",
+    "_flash_mla_supports_head_count": "the query head count is checked against the device",
+}
+"""Functions of 0.19.2's cuDNN caller whose CUDA branch runs with modelled kernels, and its effect.
+
+Not taken on CPU ranks: length checks of the layout builder, which CUDA callers skip to avoid a
+synchronisation (they only refuse lengths that are refused here before the run).
+"""
+
+
 def as_production(tensor: torch.Tensor, source: KernelSource) -> torch.Tensor:
     """Return an input as production should see it: claiming CUDA where kernels are modelled."""
     return cuda_like(tensor) if source.modelled else tensor

@@ -21,13 +21,15 @@ class OverlapStats:
         unranked: Of these, picks whose score the kernel itself had masked to -inf: taken blindly,
             right by luck or because every visible key was due.
         tie: Picks outside it whose score equals the k-th best within the margin.
-        below: Visible picks whose score is below the k-th best by more than the margin.
+        below: Visible picks whose score is below the k-th best by more than the margin, or that are
+            level with it while a clearly better key was left out.
         future: Picks in the row's own sequence past its causal limit.
         foreign: Picks of another sequence's keys (or of padding no row may see).
         missing: Slots that should hold a key and hold none.
         duplicate: Repeated picks within a row.
         out_of_range: Picks outside the key tensor.
-        largest_gap: Greatest score by which a ``below`` pick misses the k-th best.
+        largest_gap: Greatest score by which a ``below`` pick misses the k-th best or, when level
+            with it, the best key left out.
     """
 
     rows: int
@@ -158,6 +160,38 @@ class WindowEvidence:
     first_different: int | None = None
     window: int | None = None
     limit: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OffsetEvidence:
+    """Causal offsets of one scoring-kernel call, one per segment that has rows.
+
+    Attributes:
+        call: Number of the call within its layer, from 0.
+        due: Position of each segment's first row inside its sequence, by ``harness.layout``.
+        cropped: What the caller's key crop amounts to: ``k_length * ratio - q_length``.
+        given: ``q_causal_offsets`` as passed, None when the caller passed none.
+    """
+
+    global_rank: int
+    cp_rank: int
+    microbatch: int
+    layer: int
+    seed: int
+    call: int
+    due: tuple[int, ...]
+    cropped: tuple[int, ...]
+    given: tuple[int, ...] | None = None
+
+    @property
+    def forgotten(self) -> bool:
+        """True when an offset is due and none was passed."""
+        return self.given is None and any(self.due)
+
+    @property
+    def right(self) -> bool:
+        """True when the offsets in effect, passed or left at 0, are the ones due."""
+        return (self.given or (0,) * len(self.due)) == self.due
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -342,6 +376,7 @@ class NoteEvidence:
 Evidence = (
     SelectionEvidence
     | WindowEvidence
+    | OffsetEvidence
     | BehaviourEvidence
     | CallEvidence
     | PathEvidence
@@ -354,6 +389,7 @@ Evidence = (
 EVIDENCE_KINDS: dict[str, type] = {
     "selection": SelectionEvidence,
     "window": WindowEvidence,
+    "offset": OffsetEvidence,
     "behaviour": BehaviourEvidence,
     "call": CallEvidence,
     "path": PathEvidence,

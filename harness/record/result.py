@@ -12,6 +12,7 @@ from harness.record.evidence import (
     ExceptionEvidence,
     LayoutEvidence,
     NoteEvidence,
+    OffsetEvidence,
     PathEvidence,
     SelectionEvidence,
     ValueEvidence,
@@ -143,6 +144,7 @@ class Attempt:
     proof: Proof = field(default_factory=Proof)
     selections: tuple[SelectionEvidence, ...] = ()
     windows: tuple[WindowEvidence, ...] = ()
+    offsets: tuple[OffsetEvidence, ...] = ()
     behaviours: tuple[BehaviourEvidence, ...] = ()
     paths: tuple[PathEvidence, ...] = ()
     layouts: tuple[LayoutEvidence, ...] = ()

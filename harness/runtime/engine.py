@@ -24,6 +24,7 @@ from harness.record.result import FactValue, Phase, Proof
 from harness.runtime.journal import Journal
 from harness.runtime.judge import MISSING_CAPABILITY, PROOF
 from harness.runtime.task import Task
+from harness.scenario.known import VERSIONED, fact_disagreements
 
 
 def execute(task: Task, journal: Journal) -> None:
@@ -93,6 +94,9 @@ def _stage(task: Task, journal: Journal, build: MegatronBuild) -> Iterator[Stage
             facts=facts,
         )
         journal.fact(PROOF, proof)
+        versions = {name: _text(facts[name]) for name in VERSIONED}
+        for sentence in fact_disagreements(facts, versions):
+            journal.evidence(NoteEvidence(topic="facts against versions", text=sentence))
         yield Stage(
             task=task,
             journal=journal,
@@ -101,6 +105,10 @@ def _stage(task: Task, journal: Journal, build: MegatronBuild) -> Iterator[Stage
             source=source,
             provider=provider,
         )
+
+
+def _text(value: FactValue) -> str | None:
+    return None if value is None else str(value)
 
 
 def _facts(task: Task, build: MegatronBuild, source: KernelSource) -> dict[str, FactValue]:

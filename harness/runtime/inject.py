@@ -152,14 +152,19 @@ def _exit0(journal: Journal) -> None:
     os._exit(0)
 
 
-def _collective(num_elements: int) -> Callable[[Journal], None]:
-    def act(journal: Journal) -> None:
-        import torch
-        import torch.distributed as dist
+def _extra_collective(journal: Journal) -> None:
+    import torch
+    import torch.distributed as dist
 
-        dist.all_reduce(torch.ones(num_elements), group=journal.group)
+    # On the default group, which production does not use: nobody ever joins.
+    dist.all_reduce(torch.ones(1))
 
-    return act
+
+def _mismatched_shape(journal: Journal) -> None:
+    import torch
+    import torch.distributed as dist
+
+    dist.all_reduce(torch.ones(4099), group=journal.group)
 
 
 def _oom(journal: Journal) -> None:
@@ -198,8 +203,8 @@ _ACTIONS: dict[str, Callable[[Journal], None]] = {
     "sigstop": _signal_self(signal.SIGSTOP),
     "sleep": _sleep,
     "exit0": _exit0,
-    "extra_collective": _collective(1),
-    "mismatched_shape": _collective(4099),
+    "extra_collective": _extra_collective,
+    "mismatched_shape": _mismatched_shape,
     "oom": _oom,
     "address_fault": _address_fault,
 }

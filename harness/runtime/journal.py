@@ -41,8 +41,8 @@ class Journal:
     Attributes:
         global_rank: Rank whose journal this is.
         observers: Called with each phase after its line is written (fault injection, limits).
-        group: Process group that injected collectives use; None is the default group. An engine
-            that builds production groups sets it.
+        group: Process group in which an injected ``mismatched_shape`` meets the peers' next
+            collective; None is the default group. An engine that builds production groups sets it.
         current: Phase that was entered last.
     """
 

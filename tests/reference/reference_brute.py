@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import random
@@ -12,6 +13,10 @@ import torch
 from harness.layout import pack_sequences
 from harness.reference.operands import MARGIN_UNIT, Operands
 from harness.reference.rows import RowTable, rows_of_rank
+from harness.reference.selection import judge_selection
+from harness.reference.site import Site
+
+SITE = Site(global_rank=1, cp_rank=0, microbatch=2, layer=3, seed=4)
 
 
 @dataclass
@@ -171,3 +176,53 @@ def top_left_kernel(case, *, rows_per_call=None, masked="kept", seed=0):
         rng.shuffle(picks)
         rows.append(picks + [-1] * (case.topk - len(picks)))
     return torch.tensor(rows, dtype=torch.int64)
+
+
+def judge(case, picks, table=None):
+    table = case.table if table is None else table
+    return judge_selection(picks, case.operands, table, topk=case.topk)
+
+
+def scramble(case, picks, rng):
+    """Overwrite some slots with anything a broken kernel might leave there."""
+    picks = picks.clone()
+    num_keys = case.table.num_keys
+    for row in range(picks.shape[0]):
+        for slot in range(picks.shape[1]):
+            if rng.random() < 0.3:
+                any_key = rng.randrange(num_keys)
+                sentinels = [-1, -2, num_keys, 2**31 - 1, int(picks[row, 0])]
+                picks[row, slot] = rng.choice([any_key, any_key, *sentinels])
+    return picks
+
+
+def evidence(case, picks, table=None):
+    return judge(case, picks, table).evidence(SITE, stage="final")
+
+
+def one_row(scores, *, topk, exact=True, norms=None):
+    """Make the last row of a sequence see keys of exactly these scores (one head, q = w = 1)."""
+    case = make_case([len(scores)], cp_size=1, topk=topk, heads=1, dim=2)
+    keys = torch.tensor([[score, 0.0] for score in scores])
+    if norms is not None:
+        keys[:, 1] = torch.tensor(norms)
+    q = torch.tensor([1.0, 0.0]).expand(len(scores), 1, 2)
+    case.operands = Operands(q=q, k=keys, w=torch.ones(len(scores), 1), exact_arithmetic=exact)
+    case.table = case.table.take(torch.tensor([len(scores) - 1]))
+    return case
+
+
+def judge_last(case, row_picks):
+    picks = torch.full((case.table.num_local_rows, len(row_picks)), -1)
+    picks[-1] = torch.tensor(row_picks)
+    return judge(case, picks).evidence(SITE, stage="final").total
+
+
+def any_picks(case, seed):
+    rng = random.Random(seed)
+    return scramble(case, all_right(case, seed), rng)
+
+
+def whole(stats):
+    """Return stats with exact and tie as one number."""
+    return dataclasses.replace(stats, exact=stats.exact + stats.tie, tie=0)

@@ -10,22 +10,27 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference_brute import all_right, facts_of, judge_row, make_case
+from reference_brute import (
+    SITE,
+    all_right,
+    any_picks,
+    evidence,
+    facts_of,
+    judge,
+    judge_last,
+    judge_row,
+    make_case,
+    one_row,
+    scramble,
+    whole,
+)
 
-from harness.record.codec import dumps, loads
-from harness.record.evidence import OverlapStats, SelectionEvidence
-from harness.reference.operands import ChunkSizes, Operands
+from harness.reference.operands import ChunkSizes
 from harness.reference.picks import reference_picks
 from harness.reference.sampling import sample_rows
 from harness.reference.selection import judge_selection
-from harness.reference.site import Site
 
 NAMES = ("due", "below", "future", "foreign", "missing", "duplicate", "out_of_range")
-
-
-def judge(case, picks, table=None):
-    table = case.table if table is None else table
-    return judge_selection(picks, case.operands, table, topk=case.topk)
 
 
 def assert_as_brute(case, picks):
@@ -37,19 +42,6 @@ def assert_as_brute(case, picks):
         found["exact"] = int(counts.of("exact")[index])
         found["exact_or_tie"] = found["exact"] + int(counts.of("tie")[index])
         assert found == expected, f"row {index}, picks {row_picks}, {facts_of(case, index)}"
-
-
-def scramble(case, picks, rng):
-    """Overwrite some slots with anything a broken kernel might leave there."""
-    picks = picks.clone()
-    num_keys = case.table.num_keys
-    for row in range(picks.shape[0]):
-        for slot in range(picks.shape[1]):
-            if rng.random() < 0.3:
-                any_key = rng.randrange(num_keys)
-                sentinels = [-1, -2, num_keys, 2**31 - 1, int(picks[row, 0])]
-                picks[row, slot] = rng.choice([any_key, any_key, *sentinels])
-    return picks
 
 
 @given(
@@ -75,31 +67,6 @@ def test_counts_equal_brute_force(seed, kind, sequences, cp, topk, tail):
     right = all_right(case, seed)
     assert_as_brute(case, right)
     assert_as_brute(case, scramble(case, right, rng))
-
-
-SITE = Site(global_rank=1, cp_rank=0, microbatch=2, layer=3, seed=4)
-
-
-def evidence(case, picks, table=None):
-    return judge(case, picks, table).evidence(SITE, stage="final")
-
-
-def one_row(scores, *, topk, exact=True, norms=None):
-    """Make the last row of a sequence see keys of exactly these scores (one head, q = w = 1)."""
-    case = make_case([len(scores)], cp_size=1, topk=topk, heads=1, dim=2)
-    keys = torch.tensor([[score, 0.0] for score in scores])
-    if norms is not None:
-        keys[:, 1] = torch.tensor(norms)
-    q = torch.tensor([1.0, 0.0]).expand(len(scores), 1, 2)
-    case.operands = Operands(q=q, k=keys, w=torch.ones(len(scores), 1), exact_arithmetic=exact)
-    case.table = case.table.take(torch.tensor([len(scores) - 1]))
-    return case
-
-
-def judge_last(case, row_picks):
-    picks = torch.full((case.table.num_local_rows, len(row_picks)), -1)
-    picks[-1] = torch.tensor(row_picks)
-    return judge(case, picks).evidence(SITE, stage="final").total
 
 
 # What counts as what, one row at a time.
@@ -232,16 +199,6 @@ def test_keys_of_the_tail_are_foreign_to_every_sequence():
 # What may not change the judgement.
 
 
-def any_picks(case, seed):
-    rng = random.Random(seed)
-    return scramble(case, all_right(case, seed), rng)
-
-
-def whole(stats):
-    """Return stats with exact and tie as one number."""
-    return dataclasses.replace(stats, exact=stats.exact + stats.tie, tie=0)
-
-
 @given(seed=st.integers(0, 10**6), kind=st.sampled_from(["integers", "zeros", "normal"]))
 @settings(max_examples=40, deadline=None, derandomize=True)
 def test_order_of_slots_changes_nothing(seed, kind):
@@ -331,95 +288,6 @@ def test_a_sample_is_judged_like_the_same_rows_of_the_whole():
     assert torch.equal(some.counts.table, full.counts.table[sample.row])
     assert full.evidence(SITE, stage="final").rows_sampled is None
     assert some.evidence(SITE, stage="final").rows_sampled == int(sample.valid.sum())
-
-
-# Evidence.
-
-
-def test_slices_sum_up_to_the_total():
-    case = make_case([150, 60], topk=7, tail_padding=4, seed=5)
-    found = evidence(case, any_picks(case, 5))
-    total = found.total
-    for slices in (found.by_sequence, found.by_half):
-        assert sum((s.stats for s in slices), start=OverlapStats(rows=0)) == total
-    assert [s.name for s in found.by_half] == ["front", "back", "tail padding"]
-    assert [s.name for s in found.by_sequence] == ["tail padding", "sequence 0", "sequence 1"]
-    bands = sum((s.stats for s in found.by_distance), start=OverlapStats(rows=0))
-    assert (bands.due, bands.exact, bands.tie) == (total.due, total.exact, total.tie)
-    assert bands.missing == total.below + total.missing
-
-
-def test_bands_tell_at_which_distance_keys_were_lost():
-    case = one_row([float(i) for i in range(40)], topk=8)
-    picks = torch.full((40, 8), -1)
-    picks[-1] = torch.tensor([39, 38, 37, 36, 0, 1, 2, 3])
-    bands = {s.name: s.stats for s in evidence(case, picks).by_distance}
-    assert {name: (s.rows, s.due, s.exact, s.missing) for name, s in bands.items()} == {
-        "distance 0": (1, 1, 1, 0),
-        "distance 1": (1, 1, 1, 0),
-        "distance 2..3": (1, 2, 2, 0),
-        "distance 4..7": (1, 4, 0, 4),
-    }
-
-
-def test_many_sequences_become_the_worst_ones_and_the_others():
-    case = make_case([4] * 100, cp_size=1, topk=2)
-    picks = reference_picks(case.operands, case.table, topk=2)
-    picks[4 * 90, 1] = case.table.num_keys
-    slices = evidence(case, picks).by_sequence
-    assert len(slices) == 64
-    assert slices[-1].name == "37 other sequences"
-    assert [s.name for s in slices if s.stats.num_wrong] == ["sequence 90"]
-    assert sum((s.stats for s in slices), start=OverlapStats(rows=0)).rows == 400
-
-
-def test_worst_rows_come_out_of_bounds_first_and_in_full():
-    case = make_case([64], cp_size=2, cp_rank=0, topk=4, kind="normal", heads=4, dim=8, seed=1)
-    picks = reference_picks(case.operands, case.table, topk=4)
-    right = picks.clone()
-    picks[20] = -1
-    picks[30, :2] = -1
-    picks[25, 0] = 63
-    for row in (5, 6, 7, 8):
-        picks[row, 3] = -1
-    found = evidence(case, picks)
-    assert [f.row for f in found.worst_rows] == [25, 20, 30, 5]
-    first = found.worst_rows[0]
-    assert (first.position, first.sequence, first.limit) == (57, 0, 58)
-    assert first.wrong == (63,)
-    assert first.due == (int(right[25, 0]),)
-    assert first.picked == tuple(sorted(picks[25].tolist()))
-    assert found.worst_rows[1].due == tuple(right[20].tolist())
-    assert evidence(case, right).worst_rows == ()
-
-
-def test_a_key_in_whose_place_a_tie_stands_is_not_shown_as_due():
-    case = one_row([5.0, 0.0, 0.0, 0.0, 0.0], topk=3)
-    picks = torch.full((5, 3), -1)
-    picks[-1] = torch.tensor([0, 4, -1])
-    found = evidence(case, picks)
-    assert (found.total.exact, found.total.tie, found.total.missing) == (1, 1, 1)
-    assert [(f.picked, f.wrong, f.due) for f in found.worst_rows] == [((0, 4), (), (2,))]
-
-
-def test_record_survives_json_and_says_where_it_is_from():
-    case = make_case([40], seed=1)
-    record = evidence(case, any_picks(case, 1))
-    assert loads(SelectionEvidence, dumps(record)) == record
-    assert (record.global_rank, record.microbatch, record.layer, record.seed) == (1, 2, 3, 4)
-    assert (record.stage, record.topk, record.reference_dtype) == ("final", 4, "fp32")
-
-
-def test_exhaustive_rows_exact_can_hold_and_fail():
-    case = make_case([40], topk=6, seed=1)
-    picks = reference_picks(case.operands, case.table, topk=6)
-    assert judge(case, picks).exhaustive.sum() == 6
-    assert judge(case, picks).exhaustive_rows_exact
-    ranked_only = picks.clone()
-    ranked_only[6:] = -1
-    assert judge(case, ranked_only).exhaustive_rows_exact
-    picks[3, 0] = -1
-    assert not judge(case, picks).exhaustive_rows_exact
 
 
 # Arguments.
