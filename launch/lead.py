@@ -34,9 +34,13 @@ def lead(world: World, argv: Sequence[str]) -> int:
     try:
         return int(_lead(world, parse_options(argv, "launch/run.py"), server, stop))
     except UsageError as error:
-        for problem in error.problems:
+        # Every node's leader finds the same mistakes; one of them tells.
+        for problem in error.problems if world.is_run_leader else ():
             print(problem, file=sys.stderr)  # noqa: T201
         return int(error.exit_code)
+    except Exception:  # noqa: BLE001 (an exit code of its own, so that no check seems to fail)
+        traceback.print_exc()
+        return int(ExitCode.HARNESS_ERROR)
     finally:
         server.close()
 

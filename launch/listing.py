@@ -1,4 +1,4 @@
-"""``dsa-harness list``: the scenarios of files and folders, by id and tag."""
+"""``dsa-harness list``: the scenarios of files, suites and folders, by id and tag."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING
 import click
 
 from harness.record.verdict import ExitCode
-from launch.scenario_options import paths_argument, show_json, show_problems
+from launch.scenario_options import count, paths_argument, show_json, show_problems
 
 if TYPE_CHECKING:
+    from harness.scenario.loader import LoadedSuite
     from harness.scenario.spec import Scenario
 
 
-@click.command("list", short_help="List the scenarios of files and folders.")
+@click.command("list", short_help="List the scenarios of files, suites and folders.")
 @paths_argument
+@click.option("--suites", is_flag=True, help="List the suites instead of their scenarios.")
 @click.option("-k", "expression", metavar="EXPR", help="Words of the id with and, or, not, ().")
 @click.option("-t", "--tag", "tags", metavar="TAG", multiple=True, help="Repeat to ask for all.")
 @click.option(
@@ -28,11 +30,12 @@ if TYPE_CHECKING:
 def list_scenarios(
     ctx: click.Context,
     paths: tuple[Path, ...],
+    suites: bool,
     expression: str | None,
     tags: tuple[str, ...],
     format: str,
 ) -> None:
-    """List scenarios with content hash, ranks, level and tags.
+    """List scenarios with content hash, ranks, level and tags; of a suite, those it chooses.
 
     Exit code 2 when a file has errors (the scenarios of the other files are still listed), 5 when
     nothing is selected.
@@ -40,22 +43,42 @@ def list_scenarios(
     from harness.scenario.loader import load
     from harness.scenario.select import ExpressionError, select
 
+    if suites and (expression is not None or tags):
+        raise click.UsageError("--suites lists whole suites; leave out -k and -t")
     result = load(paths)
     show_problems(result.problems, "text", err=True)
     try:
         chosen = select((x.scenario for x in result.scenarios), expression=expression, tags=tags)
     except ExpressionError as error:
         raise click.UsageError(str(error)) from error
-    if format == "json":
+    if suites:
+        _show_suites(result.suites, format)
+    elif format == "json":
         show_json([_row(scenario) for scenario in chosen])
     else:
         for line in _lines(chosen, ids_only=format == "ids"):
             click.echo(line)
     if not result.ok:
         ctx.exit(ExitCode.USAGE)
-    if not chosen:
+    if suites and not result.suites:
+        click.echo("no suite among these files", err=True)
+        ctx.exit(ExitCode.NOTHING_RAN)
+    if not suites and not chosen:
         click.echo(f"no scenario selected of {len(result.scenarios)}", err=True)
         ctx.exit(ExitCode.NOTHING_RAN)
+
+
+def _show_suites(suites: tuple[LoadedSuite, ...], format: str) -> None:
+    if format == "json":
+        show_json(suites)
+        return
+    width = max((len(suite.name) for suite in suites), default=0)
+    for suite in suites:
+        if format == "ids":
+            click.echo(suite.name)
+            continue
+        chosen = count(len(suite.scenario_ids), "scenario")
+        click.echo(f"{suite.name:<{width}}  {chosen:>13}  {suite.file}  {suite.summary}")
 
 
 def _row(scenario: Scenario) -> dict[str, object]:

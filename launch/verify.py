@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 @click.option("--format", type=click.Choice(FORMATS), default="text", show_default=True)
 @click.pass_context
 def verify(ctx: click.Context, paths: tuple[Path, ...], explain: bool, format: str) -> None:
-    """Check scenario files and folders of them, without torch and without Megatron.
+    """Check scenario files, suites and folders of them, without torch and without Megatron.
 
     All errors of all files are shown at once. Exit code 0 when every file can be used, 2 when one
     cannot.
@@ -46,7 +46,8 @@ def _summary(result: LoadResult) -> str:
 
     errors = sum(problem.severity is Severity.ERROR for problem in result.problems)
     warnings = len(result.problems) - errors
-    parts = [
+    parts = [count(len(result.suites), "suite")] if result.suites else []
+    parts += [
         f"{count(result.num_files, 'file')}, {count(len(result.scenarios), 'scenario')}",
         count(errors, "error") if errors else "no errors",
     ]
@@ -63,6 +64,7 @@ def _show_json(result: LoadResult, *, explain: bool) -> None:
             "schema_version": 1,
             "ok": result.ok,
             "num_files": result.num_files,
+            "suites": result.suites,
             "problems": result.problems,
             "scenarios": [
                 {
@@ -81,6 +83,10 @@ def _show_json(result: LoadResult, *, explain: bool) -> None:
 def _explain(result: LoadResult) -> None:
     from harness.scenario.verify import verify as work_out
 
+    for suite in result.suites:
+        chosen = count(len(suite.scenario_ids), "scenario")
+        click.echo(f"suite {suite.name}  {chosen}  {suite.file}:{suite.line}")
+        click.echo(f"  {suite.summary}")
     for loaded in result.scenarios:
         found = work_out(loaded.scenario)
         click.echo(f"{found.id}  {found.content_hash}  {loaded.file}:{loaded.line}")

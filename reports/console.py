@@ -15,8 +15,10 @@ from typing import TextIO
 from harness.record.environment import Environment
 from harness.record.files import RESULTS_FOLDER, safe_name
 from harness.record.result import RunRecord, ScenarioResult
+from reports.by_release import families, release_line, short_names
 from reports.overlap import RankOverlap
 from reports.proof import HARDWARE, proof_lines
+from reports.published import published_text
 from reports.summary import Need, RunSummary, ScenarioView, totals_line, view
 from reports.text import counted, last_line, number_ranges, ratio, seconds, shorten, visible
 
@@ -78,6 +80,7 @@ def summary_lines(summary: RunSummary) -> list[Line]:
     for item in summary.failing:
         lines.append(Line(text=""))
         lines += _block(item)
+    lines += _releases(summary)
     lines.append(Line(text=""))
     if summary.missing:
         shown = ", ".join(visible(name) for name in summary.missing[:5])
@@ -86,6 +89,17 @@ def summary_lines(summary: RunSummary) -> list[Line]:
     lines.append(Line(text=totals_line(summary), style="bold"))
     lines.append(Line(text=visible(summary.exit_line), style="bold"))
     return lines
+
+
+def _releases(summary: RunSummary) -> Iterator[Line]:
+    """One line per modelled release, where the run compares several."""
+    if not summary.releases:
+        return
+    names = short_names(families(summary.releases))
+    yield Line(text="")
+    yield Line(text="by release:", style="bold")
+    for row in summary.releases:
+        yield Line(text="  " + shorten(release_line(row, names), _LONGEST))
 
 
 def summary_text(summary: RunSummary) -> str:
@@ -174,8 +188,12 @@ def _scenario(item: ScenarioView, *, detailed: bool) -> Iterator[Line]:
             yield Line(text=_INDENT + visible(f"{label} {', '.join(values)}"))
     for text in overlap_rows(item):
         yield Line(text=_INDENT + text)
+    for entry in item.published:
+        yield Line(text=_INDENT + shorten(f"published: {published_text(entry)}", _LONGEST))
     if item.known:
         yield Line(text=_INDENT + visible(f"known defect: {item.known}"))
+        if item.window:
+            yield Line(text=_INDENT + visible(f"kernel window: {item.window}"))
     missing = item.result.last.missing_capability
     if missing is not None:
         yield Line(text=_INDENT + visible(f"not run: missing {missing}"))

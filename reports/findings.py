@@ -20,6 +20,7 @@ from harness.record.verdict import Outcome, Verdict
 from harness.scenario.spec import KnownRule
 from reports.overlap import BehaviourTotal, behaviour_totals, worst, worst_row
 from reports.text import counted, last_line, number_ranges, ratio, shorten
+from reports.windows import window_text
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -141,6 +142,8 @@ def _check_findings(attempt: Attempt) -> Iterator[Finding]:
     row = worst_row(attempt.selections)
     if row is not None:
         yield Finding(label="worst row", text=row_text(*row))
+    if attempt.windows:
+        yield Finding(label="window", text=window_text(attempt.windows))
     for total in behaviour_totals(attempt.behaviours):
         yield Finding(label="behaviour", text=behaviour_text(total))
     value = _worst_value(attempt)

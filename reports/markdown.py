@@ -11,15 +11,17 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
 from harness.record.files import RESULTS_FOLDER, safe_name
 from reports.escaping import finalize, markdown_code, markdown_fence, markdown_file, markdown_link
+from reports.evidence_tables import evidence_tables
 from reports.findings import Finding, excerpts
 from reports.proof import proof_lines
 from reports.summary import Need, RunSummary, ScenarioView, totals_line
+from reports.table import Table
 from reports.tables import (
-    Table,
     environment_table,
-    evidence_tables,
     not_run_table,
     outcome_table,
+    published_table,
+    release_tables,
     run_table,
     scenario_table,
     selection_table,
@@ -60,6 +62,8 @@ def render_markdown(summary: RunSummary) -> str:
         facts=facts,
         outcomes=outcome_table(summary),
         scenarios=scenario_table(summary),
+        releases=release_tables(summary),
+        published=published_table(summary),
         failing=[_block(item) for item in summary.failing],
         known=[_block(item) for item in summary.scenarios if item.need is Need.KNOWN],
         not_run=not_run_table(summary),

@@ -10,11 +10,15 @@ from pathlib import Path
 
 from harness.record.result import RunRecord, ScenarioResult
 from harness.record.verdict import FAULTS, ExitCode, Outcome, Verdict, exit_code
+from harness.scenario.spec import Published
+from reports.by_release import ReleaseRow, by_release
 from reports.findings import Finding, findings, known_text
 from reports.overlap import RankOverlap, rank_overlaps, spread, stages
 from reports.proof import RunProof, kernels_text, run_proof
+from reports.published import published
 from reports.store import StoredRun
 from reports.text import counted
+from reports.windows import window_text
 
 
 class Need(enum.StrEnum):
@@ -72,6 +76,8 @@ class ScenarioView:
         spread: Over what each rank's least overlap is taken, empty for a single record.
         duration_s: Time of all attempts together.
         known: One line on the known defect, empty for other outcomes.
+        window: One line on the keys that the scoring kernel showed, empty without evidence.
+        published: Figures that others published for the scenario.
     """
 
     result: ScenarioResult
@@ -84,6 +90,8 @@ class ScenarioView:
     duration_s: float
     findings: tuple[Finding, ...]
     known: str
+    window: str
+    published: tuple[Published, ...]
 
     @property
     def worst_rank(self) -> RankOverlap | None:
@@ -112,6 +120,8 @@ def view(result: ScenarioResult) -> ScenarioView:
         duration_s=sum(attempt.duration_s for attempt in result.attempts),
         findings=findings(result),
         known=known_text(result) if need is Need.KNOWN else "",
+        window=window_text(attempt.windows),
+        published=published(result),
     )
 
 
@@ -121,6 +131,7 @@ class RunSummary:
 
     Attributes:
         scenarios: All results, those that need the reader most first.
+        releases: Results by modelled release and architecture; empty where there is only one.
         outcomes: Number of results per outcome, in order of need, zeros left out.
         verdicts: Number of results per outcome and verdict, in the same order.
         missing: Ids of scenarios without a readable result.
@@ -131,6 +142,7 @@ class RunSummary:
 
     record: RunRecord | None
     scenarios: tuple[ScenarioView, ...]
+    releases: tuple[ReleaseRow, ...]
     outcomes: dict[Outcome, int]
     verdicts: dict[tuple[Outcome, Verdict], int]
     proof: RunProof
@@ -176,6 +188,7 @@ def summarise(
     return RunSummary(
         record=record,
         scenarios=tuple(views),
+        releases=by_release(results),
         outcomes=dict(Counter(item.result.outcome for item in views)),
         verdicts=dict(Counter((item.result.outcome, item.result.verdict) for item in views)),
         proof=run_proof(results),

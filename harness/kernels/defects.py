@@ -79,8 +79,8 @@ _ALL = (
     ),
     Defect(
         name="short_max_q",
-        summary="Forward under THD sizes its grid by max_seqlen_q: later rows of a longer segment "
-        "are never scored and stay -inf.",
+        summary="Forward, dense recompute and dense indexer backward under THD size their grid by "
+        "max_seqlen_q: later rows of a longer segment are never computed.",
         link=_REPOSITORY,
         basis="deduced",
     ),
@@ -98,7 +98,125 @@ _ALL = (
         link=_REPOSITORY,
         basis="read",
     ),
+    Defect(
+        name="d550",
+        summary="SM100 sparse indexer backward checks local ids only after adding b * Sk, against "
+        "B * Sk: an id from Sk on uses a later batch's key and adds to its dK.",
+        link=f"{_REPOSITORY}/issues/550",
+        basis="reported",
+    ),
+    Defect(
+        name="foreign_ids",
+        summary="SM100 sparse indexer backward takes a global id of another batch, and adds to "
+        "that batch's dK; SM90 drops it.",
+        link=f"{_REPOSITORY}/issues/550",
+        basis="read",
+    ),
+    Defect(
+        name="unzeroed_dk",
+        summary="Sparse indexer backward adds to the old contents of a caller's fp32 d_index_k.",
+        link=f"{_REPOSITORY}/pull/640",
+        basis="read",
+    ),
+    Defect(
+        name="d297",
+        summary="SM100 dense indexer backward tests the probability, after an exp2 that flushes "
+        "denormals, instead of its logarithm: between about -100 and -87.3 no gradient is left.",
+        link=f"{_REPOSITORY}/pull/297",
+        basis="read",
+    ),
+    Defect(
+        name="d317",
+        summary="SM100 sparse attention recompute with topk_length fails to compile where the "
+        "compact kernel is chosen.",
+        link=f"{_REPOSITORY}/pull/317",
+        basis="reported",
+    ),
+    Defect(
+        name="d1549",
+        summary="SM100 sparse attention recompute ignores topk_length where the compact and the "
+        "plain tile coincide: slots behind the length that hold no -1 count.",
+        link=f"{_REPOSITORY}/issues/1549",
+        basis="reported",
+    ),
+    Defect(
+        name="slot_arithmetic",
+        summary="SM100 sparse recompute masks slot numbers as if their count were a power of two: "
+        "other counts hang, and block counts that are no multiple of it read unfinished data.",
+        link=_REPOSITORY,
+        basis="deduced",
+    ),
+    Defect(
+        name="invalid_slots",
+        summary="Sparse recompute counts slots whose id is no key: a zero key on SM90, stale "
+        "shared memory or, with topk_length, an unchecked address on SM100.",
+        link=_REPOSITORY,
+        basis="read",
+    ),
+    Defect(
+        name="tail_slots",
+        summary="SM90 sparse recompute never computes the slots behind the last multiple of 128.",
+        link=_REPOSITORY,
+        basis="read",
+    ),
+    Defect(
+        name="long_topk_lengths",
+        summary="A topk_length above the slots reads ids past the row, in sparse attention "
+        "recompute and in attention backward.",
+        link=_REPOSITORY,
+        basis="read",
+    ),
+    Defect(
+        name="d384",
+        summary="SM90 attention backward packs 64 (token, head) rows into a tile and takes all ids "
+        "of the tile from its first row's token: wrong unless the heads are a multiple of 64.",
+        link=f"{_REPOSITORY}/issues/384",
+        basis="reported",
+    ),
+    Defect(
+        name="d785",
+        summary="SM90 attention backward does not mask invalid ids or unused slots: addresses "
+        "outside kv, NaN from exp(-L), and no end where topk_length <= 0.",
+        link=f"{_REPOSITORY}/pull/785",
+        basis="reported",
+    ),
+    Defect(
+        name="d877",
+        summary="SM100 attention backward does not mask invalid ids, unused slots or infinite "
+        "statistics: addresses outside kv, NaN from exp(-L).",
+        link=f"{_REPOSITORY}/pull/877",
+        basis="reported",
+    ),
+    Defect(
+        name="d433",
+        summary="SM100 attention backward hangs on a row whose topk_length is 0 or less.",
+        link=f"{_REPOSITORY}/issues/433",
+        basis="reported",
+    ),
+    Defect(
+        name="d298",
+        summary="SM100 attention backward drops the dkv of every slot position from S_kv on.",
+        link=f"{_REPOSITORY}/pull/298",
+        basis="reported",
+    ),
+    Defect(
+        name="lse_over_read",
+        summary="SM100 attention backward reads its statistics 64 heads at a time: other head "
+        "counts read past the end of the workspace.",
+        link=_REPOSITORY,
+        basis="read",
+    ),
 )
+
+NOT_MODELLED: dict[str, str] = {
+    "recompute_handoff": "SM100 sparse recompute up to 1.30 with several query tiles per CTA: "
+    "races on statistics, ids and partial sums give rare wrong values.",
+    "scratch_reuse": "SM90 sparse recompute: warps store partial sums into words that another may "
+    "not have read yet.",
+    "backward_handoff": "SM100 sparse indexer backward before its rewrite: a race checker flags a "
+    "shared-memory hand-off; no effect was observed.",
+}
+"""Known races without a switch: nobody has established what they do to a result."""
 
 DEFECTS: dict[str, Defect] = {defect.name: defect for defect in _ALL}
 """Name to defect."""

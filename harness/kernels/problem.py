@@ -246,7 +246,7 @@ def causal_offsets(
     return [int(value) for value in given.tolist()]
 
 
-def _segments(
+def build_segments(
     context: KernelContext,
     spans: list[tuple[int, int, int, int]],
     ratio: int,
@@ -292,7 +292,7 @@ def _bshd(
         sm_scale=float(arguments["sm_scale"]),
         leading=(batch, rows),
         width=keys,
-        segments=_segments(context, spans, ratio, offsets),
+        segments=build_segments(context, spans, ratio, offsets),
         thd=False,
         max_rows=rows,
     )
@@ -333,7 +333,7 @@ def _thd(
         sm_scale=float(arguments["sm_scale"]),
         leading=(q.shape[0],),
         width=maxima[1],
-        segments=_segments(context, spans, ratio, offsets),
+        segments=build_segments(context, spans, ratio, offsets),
         thd=True,
         max_rows=maxima[0],
     )

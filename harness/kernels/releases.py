@@ -8,79 +8,43 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 
-from harness.kernels import signatures
+from harness.kernels import signatures, training_signatures
+from harness.kernels.rules import (
+    ARCHES,
+    Arch,
+    AttentionBackwardRules,
+    DenseBackwardRules,
+    ForwardRules,
+    IndexerBackwardRules,
+    LongLengths,
+    MaskAlignment,
+    MaskedCells,
+    RecomputeRules,
+    ScoreGradient,
+    SizeRule,
+    TopKRules,
+)
 from harness.kernels.signatures import Signature
 
-Arch = Literal["sm90", "sm100"]
-ARCHES: tuple[Arch, ...] = ("sm90", "sm100")
-
-
-class MaskAlignment(StrEnum):
-    """Where the causal diagonal of a q x k rectangle starts."""
-
-    BOTTOM_RIGHT = "bottom_right"
-    """Last row sees every key: limit of row r is (Sk * ratio - Sq + r + 1) // ratio."""
-    TOP_LEFT = "top_left"
-    """First row sees its own key: limit of row r is (offset + r + 1) // ratio."""
-
-
-class SizeRule(StrEnum):
-    """How many query rows a BSHD call may have against its keys. Offsets are ignored."""
-
-    NONE = "none"
-    WHOLE_BLOCKS = "whole_blocks"
-    """Sq <= Sk * ratio."""
-    PARTIAL_BLOCK = "partial_block"
-    """Sq <= Sk * ratio + ratio - 1."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ForwardRules:
-    """What ``indexer_forward_wrapper`` does on one architecture.
-
-    Attributes:
-        heads: Query heads per key head it serves.
-        tokens_per_tile: Rows that one tile packs, by heads: the grid is rounded up to them.
-        size_rule: Rows against keys, BSHD.
-        padded_view: The result is a view of rows of ceil4(Sk) floats when Sk % 4 is not 0.
-        strict_error: Exception type of head, dtype-independent shape and dimension errors.
-        column_guard: Columns behind max_seqlen_k are not stored under THD.
-        gives_lse: ``return_lse`` is served.
-        fixed_tuning: Tuning arguments other than the defaults are refused.
-        empty_without_launch: Sk = 0 gives the empty result.
-    """
-
-    heads: tuple[int, ...]
-    tokens_per_tile: Mapping[int, int]
-    size_rule: SizeRule
-    padded_view: bool
-    strict_error: type[Exception]
-    column_guard: bool
-    gives_lse: bool = False
-    fixed_tuning: bool = False
-    empty_without_launch: bool = False
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TopKRules:
-    """What ``indexer_top_k_wrapper`` does; the same on every architecture it runs on.
-
-    Attributes:
-        repairs_layout: Strided or misaligned inputs are copied; before, the launch refuses them.
-        checks_extents: Zero rows, columns or next_n are refused.
-    """
-
-    repairs_layout: bool = False
-    checks_extents: bool = False
+__all__ = [
+    "ARCHES",
+    "RELEASES",
+    "Arch",
+    "ForwardRules",
+    "MaskAlignment",
+    "Release",
+    "SizeRule",
+    "TopKRules",
+    "release_table",
+]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Release:
-    """One release of nvidia-cudnn-frontend, as far as its scoring kernels go.
+    """One release of nvidia-cudnn-frontend, as far as its DSA kernels go.
 
     Attributes:
         version: Release name.
@@ -91,6 +55,10 @@ class Release:
         top_k: Rules per architecture.
         fused: Heads served by the fused top-k per architecture, empty before it existed.
         fused_size_rule: Rows against keys of the fused top-k, BSHD and the THD maxima.
+        indexer_backward: Rules per architecture, as all that follow.
+        dense_backward: Of the dense indexer backward.
+        recompute: Of the four score recompute wrappers.
+        attention_backward: Of the sparse attention backward.
         signatures: Wrapper name to signature; a wrapper that is missing does not exist.
         defects: Names of ``harness.kernels.defects`` per architecture.
     """
@@ -102,6 +70,10 @@ class Release:
     top_k: Mapping[Arch, TopKRules]
     fused: Mapping[Arch, tuple[int, ...]]
     fused_size_rule: SizeRule
+    indexer_backward: Mapping[Arch, IndexerBackwardRules]
+    dense_backward: Mapping[Arch, DenseBackwardRules]
+    recompute: Mapping[Arch, RecomputeRules]
+    attention_backward: Mapping[Arch, AttentionBackwardRules]
     signatures: Mapping[str, Signature]
     defects: Mapping[Arch, frozenset[str]]
 
@@ -117,6 +89,27 @@ def _frozen(**values: Any) -> Mapping[Any, Any]:
 
 def _changed(mapping: Mapping[Any, Any], **values: Any) -> Mapping[Any, Any]:
     return MappingProxyType({**mapping, **values})
+
+
+def _without(defects: Mapping[Arch, frozenset[str]], *gone: str) -> Mapping[Any, Any]:
+    return MappingProxyType({arch: names - set(gone) for arch, names in defects.items()})
+
+
+def _with(defects: Mapping[Arch, frozenset[str]], *new: str) -> Mapping[Any, Any]:
+    return MappingProxyType({arch: names | set(new) for arch, names in defects.items()})
+
+
+def _shipped(defects: Mapping[Arch, frozenset[str]], *, sm100: str) -> Mapping[Any, Any]:
+    return _changed(defects, sm100=defects["sm100"] | {sm100})
+
+
+def _forward(release: Release, arch: Arch, **changes: Any) -> ForwardRules:
+    return replace(release.forward[arch], **changes)
+
+
+def _edited(table: Mapping[Arch, Any], **changes: Any) -> Mapping[Any, Any]:
+    """Change the same rules on every architecture."""
+    return MappingProxyType({arch: replace(rules, **changes) for arch, rules in table.items()})
 
 
 _SM100_TOP_K = frozenset({"d311", "d446", "d406", "short_rows", "long_lengths"})
@@ -142,6 +135,17 @@ _FORWARD_SM90_1_25 = ForwardRules(
     fixed_tuning=True,
 )
 
+_SM90_TRAINING = frozenset(
+    {"unzeroed_dk", "d384", "d785", "invalid_slots", "tail_slots", "long_topk_lengths"}
+)
+_SM100_TRAINING = frozenset(
+    {"foreign_ids", "unzeroed_dk", "d297", "d317", "d1549", "slot_arithmetic", "invalid_slots"}
+    | {"d877", "d433", "d298", "long_topk_lengths", "lse_over_read"}
+)
+
+_BACKWARD_1_24 = IndexerBackwardRules(global_only=True, rows_on_grid_y=True)
+_RECOMPUTE_SM90_1_24 = RecomputeRules(masked=MaskedCells.ZERO, unwritten_slots=False)
+
 _R1_24_0 = Release(
     version="1.24.0",
     mask_alignment=MaskAlignment.BOTTOM_RIGHT,
@@ -150,11 +154,40 @@ _R1_24_0 = Release(
     top_k=_frozen(sm100=TopKRules()),
     fused=_frozen(),
     fused_size_rule=SizeRule.NONE,
+    indexer_backward=_frozen(
+        sm90=replace(_BACKWARD_1_24, checks_owner=True),
+        sm100=replace(_BACKWARD_1_24, overwrites_index_score=True),
+    ),
+    dense_backward=_frozen(
+        sm90=DenseBackwardRules(
+            score_gradient=ScoreGradient.TORCH, size_rule=SizeRule.WHOLE_BLOCKS, zeroes_row=True
+        ),
+        sm100=DenseBackwardRules(size_rule=SizeRule.WHOLE_BLOCKS, zeroes_row=True),
+    ),
+    recompute=_frozen(
+        sm90=_RECOMPUTE_SM90_1_24,
+        sm100=RecomputeRules(masked=MaskedCells.ZERO_IN_BLOCKS),
+    ),
+    attention_backward=_frozen(
+        sm90=AttentionBackwardRules(long_lengths=LongLengths.READ_ON, scales_first=False),
+        sm100=AttentionBackwardRules(long_lengths=LongLengths.READ_ON),
+    ),
     signatures=_frozen(
         indexer_forward_wrapper=signatures.FORWARD_1_24,
         indexer_top_k_wrapper=signatures.TOP_K_1_24,
+        indexer_backward_wrapper=training_signatures.INDEXER_BACKWARD_1_24,
+        dense_indexer_backward_wrapper=training_signatures.DENSE_BACKWARD_1_24,
+        dense_attn_score_recompute_wrapper=training_signatures.DENSE_ATTENTION_1_24,
+        dense_indexer_score_recompute_wrapper=training_signatures.DENSE_INDEXER_1_24,
+        sparse_attn_score_recompute_wrapper=training_signatures.SPARSE_ATTENTION_1_24,
+        sparse_indexer_score_recompute_wrapper=training_signatures.SPARSE_INDEXER_1_24,
+        sparse_attention_backward_wrapper=training_signatures.ATTENTION_BACKWARD_1_24,
+        local_to_global_wrapper=training_signatures.LOCAL_TO_GLOBAL_1_24,
+        compactify_wrapper=training_signatures.COMPACTIFY_1_24,
     ),
-    defects=_frozen(sm90=frozenset(), sm100=_SM100_TOP_K | _SM100_FORWARD),
+    defects=_frozen(
+        sm90=_SM90_TRAINING, sm100=_SM100_TOP_K | _SM100_FORWARD | _SM100_TRAINING
+    ),
 )
 _R1_24_1 = replace(_R1_24_0, version="1.24.1")
 
@@ -163,20 +196,13 @@ _R1_25_0 = replace(
     version="1.25.0",
     forward=_changed(_R1_24_1.forward, sm90=_FORWARD_SM90_1_25),
     top_k=_changed(_R1_24_1.top_k, sm90=TopKRules()),
-    defects=_frozen(sm90=_SM100_TOP_K | _SM90_FORWARD, sm100=_SM100_TOP_K | _SM100_FORWARD),
+    recompute=_changed(
+        _R1_24_1.recompute, sm90=replace(_RECOMPUTE_SM90_1_24, fills_caller_out=True)
+    ),
+    defects=_changed(
+        _R1_24_1.defects, sm90=_R1_24_1.defects["sm90"] | _SM100_TOP_K | _SM90_FORWARD
+    ),
 )
-
-
-def _without(defects: Mapping[Arch, frozenset[str]], *gone: str) -> Mapping[Any, Any]:
-    return MappingProxyType({arch: names - set(gone) for arch, names in defects.items()})
-
-
-def _with(defects: Mapping[Arch, frozenset[str]], *new: str) -> Mapping[Any, Any]:
-    return MappingProxyType({arch: names | set(new) for arch, names in defects.items()})
-
-
-def _forward(release: Release, arch: Arch, **changes: Any) -> ForwardRules:
-    return replace(release.forward[arch], **changes)
 
 
 _R1_26_0 = replace(
@@ -187,8 +213,30 @@ _R1_26_0 = replace(
         sm90=_forward(_R1_25_0, "sm90", size_rule=SizeRule.NONE),
         sm100=_forward(_R1_25_0, "sm100", size_rule=SizeRule.NONE),
     ),
-    signatures=_changed(_R1_25_0.signatures, indexer_forward_wrapper=signatures.FORWARD_1_26),
-    defects=_with(_without(_R1_25_0.defects, "d311"), "d311_residue"),
+    indexer_backward=_edited(_R1_25_0.indexer_backward, global_only=False, rows_on_grid_y=False),
+    dense_backward=_frozen(sm90=DenseBackwardRules(), sm100=DenseBackwardRules(row_pair=2)),
+    recompute=_frozen(
+        sm90=RecomputeRules(masked=MaskedCells.ZERO_IN_TILES, fills_caller_out=True),
+        sm100=RecomputeRules(
+            masked=MaskedCells.MINUS_INF, fills_caller_out=True, exponent_floor=True
+        ),
+    ),
+    attention_backward=_changed(
+        _R1_25_0.attention_backward,
+        sm100=AttentionBackwardRules(long_lengths=LongLengths.SCATTER_READS_ON),
+    ),
+    signatures=_changed(
+        _R1_25_0.signatures,
+        indexer_forward_wrapper=signatures.FORWARD_1_26,
+        indexer_backward_wrapper=training_signatures.INDEXER_BACKWARD_1_26,
+        dense_indexer_backward_wrapper=training_signatures.DENSE_BACKWARD_1_26,
+        dense_attn_score_recompute_wrapper=training_signatures.DENSE_ATTENTION_1_26,
+        dense_indexer_score_recompute_wrapper=training_signatures.DENSE_INDEXER_1_26,
+    ),
+    defects=_shipped(
+        _with(_without(_R1_25_0.defects, "d311", "d317", "d297", "d298"), "d311_residue"),
+        sm100="d550",
+    ),
 )
 
 _R1_27_0 = replace(
@@ -206,17 +254,54 @@ _R1_27_0 = replace(
     ),
     fused=_frozen(sm100=(32, 64)),
     fused_size_rule=SizeRule.WHOLE_BLOCKS,
+    indexer_backward=_edited(_R1_26_0.indexer_backward, tensor_grad_loss=True),
+    dense_backward=_edited(_R1_26_0.dense_backward, tensor_grad_loss=True),
+    attention_backward=_edited(_R1_26_0.attention_backward, checks_shapes=True),
     signatures=_changed(
         _R1_26_0.signatures,
         indexer_forward_wrapper=signatures.FORWARD_1_27,
         indexer_forward_top_k_wrapper=signatures.FORWARD_TOP_K_1_27,
         compress_topk_cand_buffer_size=signatures.CANDIDATE_SIZE_1_27,
         compress_topk_cand_buffer_size_thd=signatures.CANDIDATE_SIZE_THD_1_27,
+        indexer_backward_wrapper=training_signatures.INDEXER_BACKWARD_1_27,
+        dense_indexer_backward_wrapper=training_signatures.DENSE_BACKWARD_1_27,
+        dense_attn_score_recompute_wrapper=training_signatures.DENSE_ATTENTION_1_27,
+        dense_indexer_score_recompute_wrapper=training_signatures.DENSE_INDEXER_1_27,
     ),
-    defects=_without(_R1_26_0.defects, "d446", "d406"),
+    defects=_without(_R1_26_0.defects, "d446", "d406", "d384", "d433"),
 )
-_R1_28_0 = replace(_R1_27_0, version="1.28.0")
-_R1_29_0 = replace(_R1_28_0, version="1.29.0")
+_R1_28_0 = replace(
+    _R1_27_0,
+    version="1.28.0",
+    indexer_backward=_frozen(
+        sm90=replace(_R1_27_0.indexer_backward["sm90"], checks_first=True),
+        sm100=replace(
+            _R1_27_0.indexer_backward["sm100"], checks_first=True, second_backend=True
+        ),
+    ),
+    signatures=_changed(
+        _R1_27_0.signatures, indexer_backward_wrapper=training_signatures.INDEXER_BACKWARD_1_28
+    ),
+    defects=_without(_R1_27_0.defects, "unzeroed_dk"),
+)
+_R1_29_0 = replace(
+    _R1_28_0,
+    version="1.29.0",
+    indexer_backward=_edited(_R1_28_0.indexer_backward, overwrites_index_score=False),
+    attention_backward=_frozen(
+        sm90=replace(_R1_28_0.attention_backward["sm90"], long_lengths=LongLengths.CLAMPED),
+        sm100=replace(
+            _R1_28_0.attention_backward["sm100"],
+            deterministic_heads=(16, 32, 64, 96, 128),
+            aligned_lse=True,
+        ),
+    ),
+    signatures=_changed(
+        _R1_28_0.signatures,
+        sparse_attention_backward_wrapper=training_signatures.ATTENTION_BACKWARD_1_29,
+    ),
+    defects=_without(_R1_28_0.defects, "d785", "d877", "d550"),
+)
 _R1_29_1 = replace(_R1_29_0, version="1.29.1")
 _R1_30_0 = replace(
     _R1_29_1,
@@ -225,12 +310,21 @@ _R1_30_0 = replace(
         _R1_29_1.forward,
         sm100=_forward(_R1_29_1, "sm100", tokens_per_tile=MappingProxyType({32: 4, 64: 2})),
     ),
+    recompute=_changed(
+        _R1_29_1.recompute,
+        sm90=replace(_R1_29_1.recompute["sm90"], masked=MaskedCells.MINUS_INF),
+    ),
+    attention_backward=_changed(
+        _R1_29_1.attention_backward,
+        sm90=replace(_R1_29_1.attention_backward["sm90"], scales_first=True),
+    ),
 )
 _R1_31_0 = replace(
     _R1_30_0,
     version="1.31.0",
     fp32_weights=True,
     signatures=_changed(_R1_30_0.signatures, indexer_top_k_wrapper=signatures.TOP_K_1_31),
+    defects=_without(_R1_30_0.defects, "slot_arithmetic"),
 )
 _STRICT_TOP_K = TopKRules(repairs_layout=True, checks_extents=True)
 _R1_32_0 = replace(
@@ -250,7 +344,23 @@ _R1_32_0 = replace(
     top_k=_frozen(sm90=_STRICT_TOP_K, sm100=_STRICT_TOP_K),
     fused=_frozen(sm100=(4, 8, 16, 32, 64)),
     fused_size_rule=SizeRule.PARTIAL_BLOCK,
-    signatures=_changed(_R1_31_0.signatures, indexer_top_k_wrapper=signatures.TOP_K_1_32),
+    indexer_backward=_changed(
+        _R1_31_0.indexer_backward,
+        sm100=replace(
+            _R1_31_0.indexer_backward["sm100"],
+            small_heads=(32,),
+            heads_error=ValueError,
+            deterministic=True,
+        ),
+    ),
+    recompute=_edited(_R1_31_0.recompute, converts_ids=True, odd_heads=(96,)),
+    signatures=_changed(
+        _R1_31_0.signatures,
+        indexer_top_k_wrapper=signatures.TOP_K_1_32,
+        indexer_backward_wrapper=training_signatures.INDEXER_BACKWARD_1_32,
+        dense_indexer_backward_wrapper=training_signatures.DENSE_BACKWARD_1_32,
+        sparse_attention_backward_wrapper=training_signatures.ATTENTION_BACKWARD_1_32,
+    ),
     defects=_without(_R1_31_0.defects, "d311_residue", "short_rows"),
 )
 

@@ -16,7 +16,14 @@ from torch import Tensor
 
 DEFAULT_FILE = Path(__file__).resolve().parents[2] / "configs" / "tolerances" / "default.yaml"
 
-_NUMBERS = ("atol", "rtol", "atol_of_max")
+_NUMBERS = (
+    "atol",
+    "rtol",
+    "atol_of_max",
+    "of_scale",
+    "of_scale_sqrt_length",
+    "of_scale_sqrt_partials",
+)
 
 
 class ToleranceError(ValueError):
@@ -31,17 +38,24 @@ class Tolerance:
         atol: Absolute bound.
         rtol: Bound as a part of the reference element's magnitude.
         atol_of_max: Absolute bound as a part of the greatest reference magnitude, for values whose
-            scale depends on the inputs, such as gradients. Added to ``atol``.
+            scale depends on the inputs. Added to ``atol``.
+        of_scale: Absolute bound as a part of the element's own error scale (``Expected.scale``).
+        of_scale_sqrt_length: The same, times the square root of the terms added up.
+        of_scale_sqrt_partials: The same, times the square root of the additions that a collective
+            makes in the value's own format (one less than its partial sums).
         reason: What the bounds come from.
     """
 
     atol: float = 0.0
     rtol: float = 0.0
     atol_of_max: float = 0.0
+    of_scale: float = 0.0
+    of_scale_sqrt_length: float = 0.0
+    of_scale_sqrt_partials: float = 0.0
     reason: str
 
     def absolute(self, expected: Tensor) -> float:
-        """Return the absolute bound for a reference value, a finite number."""
+        """Return the part of the absolute bound that needs no error scale, a finite number."""
         if not self.atol_of_max or not expected.numel():
             return self.atol
         greatest = float(expected.detach().abs().amax())
@@ -79,7 +93,7 @@ class Tolerances:
 
 
 def load_tolerances(path: Path = DEFAULT_FILE) -> Tolerances:
-    """Read a tolerance file: ``name: {dtype: {atol, rtol, atol_of_max, reason}}``.
+    """Read a tolerance file: ``name: {dtype: {<numbers of Tolerance>, reason}}``.
 
     Raises:
         ToleranceError: for unknown keys, numbers that are no bound, or a missing reason.

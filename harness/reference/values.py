@@ -24,7 +24,10 @@ class ValueComparison:
         gradient: Whether it is a backward value.
         max_abs_diff: Greatest absolute difference; infinite for NaN or a wrong shape.
         max_rel_diff: Greatest difference over the reference's magnitude; infinite where that is 0.
-        atol: Tolerated absolute difference.
+        max_bound_part: Greatest difference over what is tolerated at its element: above 1 it is
+            too great, and far below 1 the tolerance is loose.
+        atol: Tolerated absolute difference; where each element has its own, that of the element of
+            ``max_bound_part``.
         rtol: Tolerated part of the reference's magnitude, on top of ``atol``.
         num_mismatched: Elements that differ by more.
         num_elements: Elements compared.
@@ -36,6 +39,7 @@ class ValueComparison:
     gradient: bool
     max_abs_diff: float
     max_rel_diff: float
+    max_bound_part: float
     atol: float
     rtol: float
     num_mismatched: int
@@ -69,7 +73,7 @@ def compare_values(
     actual: Tensor,
     expected: Tensor,
     *,
-    atol: float,
+    atol: float | Tensor,
     rtol: float,
     reason: str,
     gradient: bool = False,
@@ -82,7 +86,8 @@ def compare_values(
         name: Of the value.
         actual: Any shape and floating dtype.
         expected: Same shape; moved to the device of ``actual``.
-        atol: Tolerated absolute difference, at least 0.
+        atol: Tolerated absolute difference, at least 0: one number, or one for each element,
+            shaped like ``expected``.
         rtol: Tolerated part of the reference's magnitude, at least 0.
         reason: Why these tolerances.
         gradient: Whether it is a backward value.
@@ -90,27 +95,30 @@ def compare_values(
     Raises:
         ValueError: for a tolerance that is negative or not finite.
     """
-    for label, value in (("atol", atol), ("rtol", rtol)):
-        if not (math.isfinite(value) and value >= 0):
-            raise ValueError(f"{name}: {label} must be finite and at least 0, found {value}")
-    tally = _Tally()
+    bounds = atol if isinstance(atol, Tensor) else torch.tensor(atol, dtype=torch.float64)
+    _check_bounds(name, "atol", bounds)
+    _check_bounds(name, "rtol", torch.as_tensor(rtol))
+    tally = _Tally(bounds, rtol)
     if actual.shape != expected.shape:
-        tally.max_abs = tally.max_rel = math.inf
+        tally.max_abs = tally.max_rel = tally.max_part = math.inf
         message = (
             f"{name}: shapes differ, found {tuple(actual.shape)}, expected {tuple(expected.shape)}"
         )
     else:
-        flat, target = actual.reshape(-1), expected.to(actual.device).reshape(-1)
+        flat, target, limits = (
+            t.to(actual.device).expand(actual.shape).reshape(-1) for t in (actual, expected, bounds)
+        )
         for start in range(0, flat.numel(), _PIECE):
             piece = slice(start, start + _PIECE)
-            tally.add(flat[piece].double(), target[piece].double(), atol, rtol, start)
-        message = tally.message(name, actual.shape, atol, rtol) if tally.mismatched else ""
+            tally.add(flat[piece].double(), target[piece].double(), limits[piece].double(), start)
+        message = tally.message(name, actual.shape) if tally.mismatched else ""
     return ValueComparison(
         name=name,
         gradient=gradient,
         max_abs_diff=tally.max_abs,
         max_rel_diff=tally.max_rel,
-        atol=atol,
+        max_bound_part=tally.max_part,
+        atol=tally.atol,
         rtol=rtol,
         num_mismatched=tally.mismatched,
         num_elements=actual.numel(),
@@ -119,48 +127,73 @@ def compare_values(
     )
 
 
+def _check_bounds(name: str, label: str, bounds: Tensor) -> None:
+    wrong = bounds[~(torch.isfinite(bounds) & (bounds >= 0))]
+    if wrong.numel():
+        raise ValueError(
+            f"{name}: {label} must be finite and at least 0, found {float(wrong.flatten()[0])}"
+        )
+
+
 class _Tally:
     """Greatest differences and their flat indices over pieces of a value."""
 
-    def __init__(self) -> None:
+    def __init__(self, bounds: Tensor, rtol: float) -> None:
         self.max_abs = 0.0
         self.max_rel = 0.0
+        self.max_part = 0.0
         self.at_abs = 0
         self.at_rel = 0
+        self.at_part = 0
+        self.rtol = rtol
+        self.elementwise = bounds.dim() > 0
+        self.atol = float(bounds.max()) if bounds.numel() else 0.0
         self.mismatched = 0
 
-    def add(self, actual: Tensor, expected: Tensor, atol: float, rtol: float, start: int) -> None:
+    def add(self, actual: Tensor, expected: Tensor, atol: Tensor, start: int) -> None:
         equal = actual == expected
         diff = torch.where(equal, 0.0, (actual - expected).abs()).nan_to_num_(
             nan=math.inf, posinf=math.inf
         )
         size = expected.abs()
-        # 0 / 0 is an element without any difference.
-        relative = torch.where(equal, 0.0, diff / size).nan_to_num_(nan=math.inf, posinf=math.inf)
-        allowed = (atol + rtol * size).nan_to_num_(nan=0.0, posinf=0.0)
+        allowed = (atol + self.rtol * size).nan_to_num_(nan=0.0, posinf=0.0)
         self.mismatched += int((diff > allowed).sum())
-        for attribute, index, values in (
-            ("max_abs", "at_abs", diff),
-            ("max_rel", "at_rel", relative),
-        ):
-            place = int(values.argmax())
-            greatest = float(values[place])
-            if greatest > getattr(self, attribute):
-                setattr(self, attribute, greatest)
-                setattr(self, index, start + place)
+        # 0 / 0 is an element without any difference.
+        self._keep("abs", diff, start)
+        self._keep("rel", torch.where(equal, 0.0, diff / size), start)
+        place = self._keep("part", torch.where(equal, 0.0, diff / allowed), start)
+        if place is not None:
+            self.atol = float(atol[place])
 
-    def message(self, name: str, shape: torch.Size, atol: float, rtol: float) -> str:
+    def _keep(self, what: str, values: Tensor, start: int) -> int | None:
+        """Keep the greatest value so far; return its place in the piece if it is a new one."""
+        values = values.nan_to_num(nan=math.inf, posinf=math.inf)
+        place = int(values.argmax())
+        greatest = float(values[place])
+        if greatest <= getattr(self, f"max_{what}"):
+            return None
+        setattr(self, f"max_{what}", greatest)
+        setattr(self, f"at_{what}", start + place)
+        return place
+
+    def message(self, name: str, shape: torch.Size) -> str:
         """Say what differs, in the manner of ``torch.testing.assert_close``."""
 
         def at(flat: int) -> str:
             return str(tuple(int(i) for i in torch.unravel_index(torch.tensor(flat), shape)))
 
         total = max(1, math.prod(shape))
-        return (
+        bound = "" if self.elementwise else f" (up to {self.atol:g} allowed)"
+        lines = [
             f"{name}: {self.mismatched} of {total} elements differ "
-            f"({100 * self.mismatched / total:.1f}%)\n"
-            f"Greatest absolute difference: {self.max_abs:.6g} at index {at(self.at_abs)} "
-            f"(up to {atol:g} allowed)\n"
+            f"({100 * self.mismatched / total:.1f}%)",
+            f"Greatest absolute difference: {self.max_abs:.6g} at index {at(self.at_abs)}{bound}",
             f"Greatest relative difference: {self.max_rel:.6g} at index {at(self.at_rel)} "
-            f"(up to {rtol:g} allowed)"
-        )
+            f"(up to {self.rtol:g} allowed)",
+        ]
+        if self.elementwise:
+            lines.append(
+                f"Greatest difference over its own bound: {self.max_part:.6g} at index "
+                f"{at(self.at_part)} (up to {self.atol:g} absolute allowed there)"
+            )
+        return "\n".join(lines)

@@ -102,7 +102,11 @@ class FreshRunner:
         self._supervisor = supervisor
 
     def run(self, item: Planned, attempt: int) -> Executed:
-        """Execute one attempt in processes of its own."""
+        """Execute one attempt in processes of its own.
+
+        Raises:
+            SpawnerError: if what starts processes was lost.
+        """
         tasks = self._places.tasks(item, attempt, "scenario")
         started_at = utc_now()
         baseline = used_memory() if item.device == "cuda" else ()
@@ -112,6 +116,8 @@ class FreshRunner:
             )
         finally:
             drop_store(tasks)
+        if not (done.clean or done.interrupted):
+            self._starter.check()
         unclean = unclean_gpus(baseline) if baseline else ()
         return executed(done, started_at, "scenario", notes=cleanliness(done, unclean))
 

@@ -19,6 +19,9 @@ BUILD_PACKAGES = (
 )
 """Packages whose frames belong to the build under test."""
 
+_TRANSPARENT = ("harness.runtime.collectives.",)
+"""Wrappers of ours around what the build calls: their frames are nobody's."""
+
 _RAISE = dis.opmap["RAISE_VARARGS"]
 _COLLECTIVE_ERRORS = {"DistError", "DistBackendError", "DistNetworkError", "DistStoreError"}
 
@@ -75,6 +78,8 @@ def _owner(frame: FrameType) -> str | None:
     module = _module(frame)
     if module.startswith("harness.runtime.inject."):
         return "injected"
+    if module.startswith(_TRANSPARENT):
+        return None
     if module.startswith("harness.kernels."):
         return "model"
     if module.startswith("harness."):

@@ -45,12 +45,13 @@ class ProbeFacts:
         failed: Traceback when the forkserver could not import torch.
         problem: Traceback of a failed import of the production modules.
         bad_fork: ``torch.cuda._is_in_bad_fork()``: True means that CUDA is lost in forked children.
-        server_threads: Operating-system threads of the forkserver.
+        server_pid: Process id of the forkserver, of which there are ``server_threads`` threads.
     """
 
     failed: str | None = None
     problem: str | None = None
     bad_fork: bool = False
+    server_pid: int = 0
     server_threads: int = 0
 
 
@@ -66,6 +67,7 @@ def answer_probe(connection: Connection) -> None:
     facts = ProbeFacts(
         problem=getattr(preload, "PROBLEM", None),
         bad_fork=torch.cuda._is_in_bad_fork(),
+        server_pid=os.getppid(),
         server_threads=len(os.listdir(f"/proc/{os.getppid()}/task")),
     )
     connection.send(facts)

@@ -99,6 +99,8 @@ class SharedRunner:
             return executed(done, started_at, "group")
         # The supervisor has ended every member already.
         self._forget()
+        if not done.interrupted:
+            self._starter.check()
         notes = cleanliness(done, unclean_gpus(self._baseline) if self._baseline else ())
         result = executed(done, started_at, "group", notes=notes)
         return replace(result, shared_with=before)

@@ -6,9 +6,9 @@ launcher's patience. Each rank's stacks are still written near its limits.
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import time
-from collections.abc import Mapping
 from dataclasses import replace
 
 from harness.record.evidence import NoteEvidence
@@ -21,6 +21,7 @@ from harness.runtime.limits import JOIN_S
 from harness.runtime.plan import Planned
 from harness.runtime.spawner import SpawnerError
 from harness.runtime.stacks import stack_file
+from harness.runtime.stop import RunStopped, StopRequest
 from harness.runtime.task import Task
 
 _NOTE = NoteEvidence(
@@ -33,13 +34,16 @@ _NOTE = NoteEvidence(
 class InlineRunner:
     """Runs rank 0's task here and the others' in the other workers."""
 
-    def __init__(self, places: Places, server: ControlServer, num_workers: int) -> None:
+    def __init__(
+        self, places: Places, server: ControlServer, num_workers: int, stop: StopRequest
+    ) -> None:
         """Ask every other worker to take tasks.
 
         Raises:
             SpawnerError: if a worker does not come.
         """
         self._places = places
+        self._stop = stop
         self._channels: dict[int, Channel] = {}
         for local_rank in range(1, num_workers):
             channel = server.expect({"worker": local_rank}, JOIN_S)
@@ -54,12 +58,15 @@ class InlineRunner:
         started_at, started_s = utc_now(), time.monotonic()
         for task in tasks[1:]:
             self._channels[task.local_rank].send({"task": task.to_json()})
-        own = run_task(tasks[0], last=False)
-        limit = time.monotonic() + tasks[0].limits.collective_s
-        answers = {task.local_rank: self._answer(task.local_rank, limit) for task in tasks[1:]}
+        answers: dict[int, bool | None] = dict.fromkeys(range(len(tasks)))
+        with contextlib.suppress(RunStopped), self._stop.interrupting():
+            answers[0] = run_task(tasks[0], last=False)
+            limit = time.monotonic() + tasks[0].limits.collective_s
+            for task in tasks[1:]:
+                answers[task.local_rank] = self._answer(task.local_rank, limit)
         journals = tuple(read_journal(t.journal, global_rank=t.global_rank) for t in tasks)
         ranks = tuple(
-            _outcome(task, content, {**answers, 0: own}, self._places)
+            _outcome(task, content, answers[task.local_rank], self._places)
             for task, content in zip(tasks, journals, strict=True)
         )
         ranks = _with_victims(ranks)
@@ -71,6 +78,7 @@ class InlineRunner:
             duration_s=time.monotonic() - started_s,
             isolation="none",
             notes=(_NOTE,),
+            interrupted=self._stop() and not _raised(ranks),
             lost=f"isolation none: rank {bad[0]} of {item.scenario.id} failed" if bad else None,
         )
 
@@ -85,9 +93,8 @@ class InlineRunner:
 
 
 def _outcome(
-    task: Task, content: JournalContent, answers: Mapping[int, bool | None], places: Places
+    task: Task, content: JournalContent, answer: bool | None, places: Places
 ) -> RankOutcome:
-    answer = answers[task.local_rank]
     return RankOutcome(
         global_rank=task.global_rank,
         host=content.host or socket.gethostname(),
@@ -103,9 +110,14 @@ def _outcome(
     )
 
 
+def _raised(ranks: tuple[RankOutcome, ...]) -> bool:
+    """Tell whether some rank raised for a reason of its own."""
+    return any(r.exception is not None and not r.exception.in_collective for r in ranks)
+
+
 def _with_victims(ranks: tuple[RankOutcome, ...]) -> tuple[RankOutcome, ...]:
     """Mark ranks that vanished after another one raised: the launcher took them down."""
-    if not any(r.exception is not None and not r.exception.in_collective for r in ranks):
+    if not _raised(ranks):
         return ranks
     return tuple(
         replace(rank, ended_by_harness=True)

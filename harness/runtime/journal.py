@@ -8,6 +8,7 @@ are seconds on the host's monotonic clock, which all processes of a host share.
     {"t": 812.33, "e": "phase", "phase": "score"}
     {"t": 812.90, "e": "evidence", "kind": "selection", "data": {...}}
     {"t": 812.91, "e": "fact", "name": "has_layout_memo", "value": true}
+    {"t": 812.92, "e": "collective", "n": 7, ...} (see ``harness.runtime.collective_lines``)
     {"t": 812.95, "e": "end", "status": "ok"}
 """
 
@@ -24,8 +25,10 @@ from pathlib import Path
 from typing import Any
 
 from harness.record.codec import from_jsonable, to_jsonable
+from harness.record.collective import CollectiveCall
 from harness.record.evidence import EVIDENCE_KINDS, Evidence, ExceptionEvidence, kind_of
 from harness.record.result import Phase, PhaseTiming
+from harness.runtime.collective_lines import CallReading
 
 OK = "ok"
 """Status of a closing line after a scenario that ran to its end."""
@@ -41,6 +44,8 @@ class Journal:
     Attributes:
         global_rank: Rank whose journal this is.
         observers: Called with each phase after its line is written (fault injection, limits).
+        leaving: Called with the phase about to end before the next one's line is written, so that
+            what they find (an asynchronous CUDA error) still belongs to it.
         group: Process group in which an injected ``mismatched_shape`` meets the peers' next
             collective; None is the default group. An engine that builds production groups sets it.
         current: Phase that was entered last.
@@ -56,6 +61,7 @@ class Journal:
         self._descriptor = os.open(path, flags, 0o644)
         self.global_rank = global_rank
         self.observers: list[Callable[[Phase], None]] = []
+        self.leaving: list[Callable[[Phase], None]] = []
         self.group: object | None = None
         self.current: Phase | None = None
         self._write(
@@ -66,7 +72,7 @@ class Journal:
             wall=datetime.now(UTC).isoformat(timespec="milliseconds"),
         )
 
-    def _write(self, event: str, **fields: Any) -> None:
+    def _write(self, event: str, /, **fields: Any) -> None:
         line = json.dumps({"t": round(time.monotonic(), 6), "e": event, **fields}) + "\n"
         data = line.encode()
         written = os.write(self._descriptor, data)
@@ -75,6 +81,9 @@ class Journal:
 
     def phase(self, phase: Phase) -> None:
         """Write that ``phase`` is about to start, then tell the observers."""
+        if self.current is not None:
+            for look in self.leaving:
+                look(self.current)
         self._write("phase", phase=phase.value)
         self.current = phase
         for observer in self.observers:
@@ -91,6 +100,10 @@ class Journal:
     def fact(self, name: str, value: object) -> None:
         """Write one named fact (plain JSON data), such as the provider of an operation."""
         self._write("fact", name=name, value=to_jsonable(value))
+
+    def event(self, kind: str, /, **fields: Any) -> None:
+        """Write one line of another kind, with plain JSON fields other than ``t`` and ``e``."""
+        self._write(kind, **fields)
 
     def close(self, status: str = OK) -> None:
         """Write the closing line and close the file."""
@@ -116,6 +129,7 @@ class JournalContent:
         phases: Phases in the order entered; ``end_s`` is the start of the next or the closing line.
         entries: Evidence in the order written.
         facts: Facts by name, the last value of each.
+        collectives: Collective calls in the order made.
         status: Status of the closing line, None when there is none.
         last_line: Last whole line, verbatim and shortened.
         last_s: Time of the last whole line.
@@ -128,6 +142,7 @@ class JournalContent:
     phases: tuple[PhaseTiming, ...] = ()
     entries: tuple[Entry, ...] = ()
     facts: dict[str, Any] = field(default_factory=dict)
+    collectives: tuple[CollectiveCall, ...] = ()
     status: str | None = None
     last_line: str = ""
     last_s: float | None = None
@@ -168,6 +183,7 @@ class _Reading:
         self.begins: list[tuple[Phase, float]] = []
         self.entries: list[Entry] = []
         self.facts: dict[str, Any] = {}
+        self.calls = CallReading()
         self.end_s: float | None = None
 
     def take(self, line: bytes) -> None:
@@ -184,6 +200,8 @@ class _Reading:
                 self.entries.append(Entry(time_s=time_s, phase=phase, record=record))
             case "fact":
                 self.facts[item["name"]] = item["value"]
+            case "group" | "collective" | "returned":
+                self.calls.take(item)
             case "end":
                 self.fields["status"] = item["status"]
                 self.end_s = time_s
@@ -214,6 +232,7 @@ def read_journal(path: str | Path, *, global_rank: int) -> JournalContent:
         phases=reading.phases(),
         entries=tuple(reading.entries),
         facts=reading.facts,
+        collectives=reading.calls.calls(),
         num_broken=num_broken,
     )
 

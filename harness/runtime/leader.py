@@ -173,7 +173,8 @@ class Leader:
         places = Places(folder=self.folder, scratch=self._scratch, options=self._options)
         isolation = self._preflight.isolation
         if isolation == "none":
-            return InlineRunner(places, self._server, self._world.local_world_size), None
+            workers = self._world.local_world_size
+            return InlineRunner(places, self._server, workers, self._stop), None
         starter = self._starter()
         self._note_start(starter.prepare(self._check_stop))
         supervisor = Supervisor(
@@ -215,7 +216,7 @@ class Leader:
             self._conclude(item, self._verdicts.failed(item, number, traceback.format_exc()))
             return None
         if done.interrupted:
-            return None
+            return None  # the loop looks at the request next
         self._conclude(item, self._verdicts.attempt(item, number, done))
         if alone is not None:
             for other in done.shared_with:

@@ -28,6 +28,8 @@ def _in_forkserver() -> bool:
 
 if _in_forkserver():
     die_with_parent(int(os.environ[PARENT_VARIABLE]))
+    # A signal to the leader's process group is the leader's to handle.
+    os.setsid()
 
 import torch  # noqa: E402 (after the request to die: the import takes seconds)
 import torch.distributed  # noqa: E402, F401

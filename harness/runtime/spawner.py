@@ -14,6 +14,7 @@ from typing import Literal
 from harness.runtime.child import ProbeFacts, answer_probe
 from harness.runtime.limits import PRELOAD_S
 from harness.runtime.preload_names import PARENT_VARIABLE, PRELOAD, PRELOAD_TORCH
+from harness.runtime.processes import process_state
 
 StartMethod = Literal["forkserver", "spawn"]
 
@@ -88,6 +89,7 @@ class Spawner:
         self._paths = [*paths, _PROJECT_ROOT]
         self._context: ForkServerContext | SpawnContext = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload([PRELOAD_TORCH if cuda else PRELOAD])
+        self._server_pid: int | None = None
 
     def prepare(self, check: Callable[[], None] = lambda: None) -> SpawnFacts:
         """Start the forkserver, wait for its imports and probe a first child.
@@ -106,6 +108,7 @@ class Spawner:
         if facts.failed is not None:
             raise SpawnerError(f"the first rank process could not import torch:\n{facts.failed}")
         if not (self._cuda and facts.bad_fork):
+            self._server_pid = facts.server_pid
             return SpawnFacts(
                 start_method="forkserver",
                 problem=facts.problem,
@@ -141,8 +144,28 @@ class Spawner:
             "is the file system of the Python environment slow?"
         )
 
+    def check(self) -> None:
+        """See that the forkserver is there; without it, no exit code of its children is known.
+
+        Raises:
+            SpawnerError: if it has ended; the next start makes a new one.
+        """
+        if self._server_pid is None or process_state(self._server_pid) not in (None, "Z"):
+            return
+        pid, self._server_pid = self._server_pid, None
+        raise SpawnerError(
+            f"the forkserver (process {pid}) ended, and all rank processes with it; look for the "
+            "kernel's out-of-memory killer in dmesg"
+        )
+
     def start(self, target: Callable[[str, int], None], request: str) -> LocalChild:
-        """Start one process that runs ``target(request, parent_pid)``."""
+        """Start one process that runs ``target(request, parent_pid)``.
+
+        Raises:
+            SpawnerError: if the forkserver was lost and no new one can be made.
+        """
+        if self._server_pid is None and self._context.get_start_method() == "forkserver":
+            self.prepare()
         process = self._context.Process(target=target, args=(request, os.getpid()))
         process.start()
         return LocalChild(process)

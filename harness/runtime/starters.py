@@ -33,6 +33,13 @@ class Starter(Protocol):
     def start(self, entry: Entry, request: str, local_rank: int) -> RankProcess:
         """Start a process and return at once."""
 
+    def check(self) -> None:
+        """See that what starts processes is there, after an attempt that did not end well.
+
+        Raises:
+            SpawnerError: if it is not; then no exit code of the attempt counts.
+        """
+
 
 class NodeStarter:
     """CPU ranks: the leader's one forkserver forks for every local rank."""
@@ -47,6 +54,10 @@ class NodeStarter:
     def start(self, entry: Entry, request: str, local_rank: int) -> RankProcess:
         """Fork a child."""
         return self._spawner.start(ENTRIES[entry], request)
+
+    def check(self) -> None:
+        """See that the forkserver is there."""
+        self._spawner.check()
 
 
 class WorkerStarter:
@@ -88,6 +99,13 @@ class WorkerStarter:
         if answer is None:
             raise SpawnerError(f"worker {local_rank} ended, or did not start its child in time")
         return RemoteChild(channel, answer["started"])
+
+    def check(self) -> None:
+        """See that this worker's forkserver and the other workers are there."""
+        self._own.check()
+        for local_rank, channel in self._channels.items():
+            if channel.closed:
+                raise SpawnerError(f"worker {local_rank} ended, and its rank process with it")
 
 
 class RemoteChild:

@@ -158,10 +158,11 @@ class Supervisor:
             for watch in self._watches:
                 watch.look(now)
             running = [watch for watch in self._watches if watch.running]
-            if not running:
-                return True
+            # First: what asks the run to stop may have ended the ranks as well.
             if self.stop_requested():
                 return False
+            if not running:
+                return True
             if grace_ends_s is None and any(watch.ended_badly for watch in self._watches):
                 grace_ends_s = now + GRACE_S
             if grace_ends_s is not None and now >= grace_ends_s:

@@ -27,6 +27,7 @@ class World:
     world_size: int = 1
     local_world_size: int = 1
     group_rank: int = 0
+    num_nodes: int = 1
     run_id: str = "none"
     restart_count: int = 0
     launcher: str = "none"
@@ -53,11 +54,6 @@ class World:
         """True on the one worker that validates, creates the run folder and writes records."""
         return self.global_rank == 0
 
-    @property
-    def num_nodes(self) -> int:
-        """Number of nodes, under the launchers' rule that all nodes have equally many workers."""
-        return -(-self.world_size // self.local_world_size)
-
     @classmethod
     def from_environment(cls, env: Mapping[str, str]) -> World:
         """Read the variables of torchrun, else those of an ``srun`` step, else one worker.
@@ -71,12 +67,15 @@ class World:
             # With --virtual-local-rank every LOCAL_RANK is 0 (each worker sees its own GPU as
             # device 0), but a node's ranks are consecutive all the same.
             place = global_rank % local_world_size if local_world_size > 0 else 0
+            world_size = _integer(env, "WORLD_SIZE")
+            nodes = -(-world_size // local_world_size) if local_world_size > 0 else 1
             return cls(
                 global_rank=global_rank,
                 local_rank=_integer(env, "LOCAL_RANK") or place,
-                world_size=_integer(env, "WORLD_SIZE"),
+                world_size=world_size,
                 local_world_size=local_world_size,
                 group_rank=_integer(env, "GROUP_RANK", "0"),
+                num_nodes=_integer(env, "GROUP_WORLD_SIZE", str(nodes)),
                 run_id=env.get("TORCHELASTIC_RUN_ID", "none"),
                 restart_count=_integer(env, "TORCHELASTIC_RESTART_COUNT", "0"),
                 launcher="torchrun",
@@ -89,6 +88,7 @@ class World:
                 world_size=_integer(env, "SLURM_NTASKS"),
                 local_world_size=_slurm_tasks_here(env),
                 group_rank=_integer(env, "SLURM_NODEID", "0"),
+                num_nodes=_integer(env, "SLURM_STEP_NUM_NODES", env.get("SLURM_NNODES", "1")),
                 run_id=f"slurm-{env.get('SLURM_JOB_ID', '0')}.{env['SLURM_STEP_ID']}",
                 restart_count=_integer(env, "SLURM_RESTART_COUNT", "0"),
                 launcher="srun",

@@ -1,4 +1,4 @@
-"""Scenario files and folders to resolved scenarios, with every error of every file at once.
+"""Scenario files, suites and folders to resolved scenarios, with every error of every file at once.
 
 Sections are validated one by one; the rules across sections then run over those that parsed, once
 for each combination of the matrix. Nothing here raises for a user's mistake.
@@ -10,10 +10,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.scenario.files import MODELS_DIR, find
+from harness.scenario.collection import Collection
+from harness.scenario.files import MODELS_DIR
 from harness.scenario.model_files import ModelLibrary
 from harness.scenario.problems import Problem, has_errors, sort_problems
-from harness.scenario.scenario_file import ScenarioSource, read_source
+from harness.scenario.scenario_file import ScenarioSource
 from harness.scenario.spec import Scenario
 
 
@@ -33,16 +34,36 @@ class LoadedScenario:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class LoadedSuite:
+    """A suite without errors of its own and what it chooses.
+
+    Attributes:
+        line: Line of its name.
+        scenario_ids: In the order of its files.
+    """
+
+    name: str
+    summary: str
+    source: tuple[str, ...]
+    file: str
+    line: int
+    scenario_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class LoadResult:
     """The scenarios of all files without errors, and the problems of all files.
 
     Attributes:
-        num_files: Scenario files that were looked at.
+        scenarios: Those that the paths stand for: all of a scenario file, of a suite those it
+            chooses; each once.
+        num_files: Scenario files that were looked at, suites left out.
     """
 
     scenarios: tuple[LoadedScenario, ...]
     problems: tuple[Problem, ...]
     num_files: int
+    suites: tuple[LoadedSuite, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -51,25 +72,39 @@ class LoadResult:
 
 
 def load(paths: Iterable[str | Path], *, models_dir: Path = MODELS_DIR) -> LoadResult:
-    """Read scenario files, and folders that are searched for ``*.yaml``."""
+    """Read scenario files, suite files, and folders that are searched for ``*.yaml``."""
     library = ModelLibrary(folder=models_dir)
-    problems: list[Problem] = []
-    sources: list[ScenarioSource] = []
-    files: list[str] = []
-    for found in find(paths):
-        if isinstance(found, Problem):
-            problems.append(found)
-            files.append(found.file)
-        else:
-            sources.append(read_source(found, library))
-            files.append(sources[-1].document.file)
-    _report_repeated_ids(sources)
-    problems += (problem for source in sources for problem in source.problems)
+    found = Collection(library=library)
+    found.add(paths)
+    _report_repeated_ids(found.scenario_files)
+    chosen = found.chosen()
+    problems = [*found.problems, *library.problems]
+    problems += (problem for source in found.sources.values() for problem in source.problems)
     return LoadResult(
-        scenarios=tuple(loaded for source in sources for loaded in _loaded(source)),
-        problems=sort_problems([*problems, *library.problems], files),
-        num_files=len(sources),
+        scenarios=tuple(
+            loaded
+            for source in found.scenario_files
+            for loaded in _loaded(source)
+            if loaded.scenario.id in chosen
+        ),
+        problems=sort_problems(problems, found.order),
+        num_files=len(found.scenario_files),
+        suites=tuple(_loaded_suites(found)),
     )
+
+
+def _loaded_suites(found: Collection) -> Iterator[LoadedSuite]:
+    for suite in found.suites:
+        if suite.content is None or has_errors(suite.problems):
+            continue
+        yield LoadedSuite(
+            name=suite.content.suite,
+            summary=suite.content.summary,
+            source=tuple(suite.content.source),
+            file=suite.document.file,
+            line=suite.document.at_key(("suite",)).line,
+            scenario_ids=found.chosen_by(suite),
+        )
 
 
 def _loaded(source: ScenarioSource) -> Iterator[LoadedScenario]:

@@ -39,6 +39,10 @@ _PATTERNS = {
     "link": "a link that starts with http:// or https://",
     "source": "a link that starts with http:// or https://",
     "summary": "one line of text",
+    "what": "one line of text",
+    "value": "one line of text",
+    "scenarios": "one line of text",
+    "select": "one line of text",
 }
 _ADDED = UNION_TAGS | {"[key]"}
 """Parts of a path that pydantic adds and that match no node of the file."""
@@ -108,6 +112,8 @@ def unknown_key(path: NodePath, root: type[BaseModel]) -> str:
     key = str(path[-1])
     keys = keys_at(root, path[:-1])
     hint = did_you_mean(key, keys)
+    if root is not ScenarioFile:
+        return f"{show_path(path)}: unknown key{hint or _there_are(keys)}"
     if key in LEAVES and "." in key and path[0] != "matrix":
         section, _, rest = key.partition(".")
         return f"{show_path(path)}: unknown key; write {rest} below {section}, or use matrix"

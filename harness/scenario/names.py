@@ -38,6 +38,22 @@ DEFECTS = {
     "short_max_q": "rows past a max_seqlen_q that is too short are never scored",
     "short_rows": "top-k of short misaligned rows reads past their length",
     "long_lengths": "top-k does not clamp lengths to the columns",
+    "d550": "sparse indexer backward takes a local id past the keys for another batch's key",
+    "foreign_ids": "sparse indexer backward takes a global id of another batch",
+    "unzeroed_dk": "sparse indexer backward adds to the old contents of an fp32 d_index_k",
+    "d297": "dense indexer backward clips probabilities after a flush instead of logarithms",
+    "d317": "sparse attention recompute with lengths does not compile",
+    "d1549": "sparse attention recompute ignores the lengths of its rows",
+    "slot_arithmetic": "sparse recompute hangs or reads unfinished data at odd block counts",
+    "invalid_slots": "sparse recompute counts slots whose id is no key",
+    "tail_slots": "sparse recompute leaves slots past a multiple of 128 unwritten",
+    "long_topk_lengths": "lengths above the slots read ids past the row",
+    "d384": "attention backward mixes tokens where heads are no multiple of 64",
+    "d785": "attention backward on sm90 does not mask invalid ids and empty rows",
+    "d877": "attention backward on sm100 does not mask invalid ids and statistics",
+    "d433": "attention backward on sm100 hangs on empty rows",
+    "d298": "attention backward drops dkv of slots past the number of keys",
+    "lse_over_read": "attention backward reads past its statistics",
 }
 """Known defects that the kernel models can show; ``harness.kernels.defects`` has their reports."""
 

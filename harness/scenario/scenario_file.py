@@ -9,7 +9,6 @@ from typing import Any
 
 from harness.record.codec import from_jsonable
 from harness.scenario import rules
-from harness.scenario.files import read_text, shown
 from harness.scenario.matrix import (
     Axes,
     Combination,
@@ -25,7 +24,7 @@ from harness.scenario.problems import NodePath, Problem, show_path
 from harness.scenario.reading import named_in_matrix, read_keys
 from harness.scenario.schema import REQUIRED
 from harness.scenario.spec import ModelSpec, Scenario
-from harness.scenario.yaml12 import Document, parse
+from harness.scenario.yaml12 import Document
 
 _PLACEHOLDERS: dict[str, Any] = {"id": "unnamed", "summary": "", "microbatches": []}
 """Stand in for required keys that did not parse; rules that need them are not run."""
@@ -58,12 +57,17 @@ class ScenarioSource:
         self.problems.append(self.document.problem(self.document.at_value(path), message))
 
 
-def read_source(path: Path, library: ModelLibrary) -> ScenarioSource:
-    """Read one file as far as it goes; every error is in ``problems``."""
-    text = read_text(path)
-    if isinstance(text, Problem):
-        return ScenarioSource(path=path, document=Document(file=shown(path)), problems=[text])
-    document, found = parse(text, shown(path))
+def read_source(
+    path: Path, document: Document, found: tuple[Problem, ...], library: ModelLibrary
+) -> ScenarioSource:
+    """Read one parsed file as far as it goes; every error is in ``problems``.
+
+    Args:
+        path: The file.
+        document: Its data, with positions.
+        found: What is wrong with it as a file and as YAML.
+        library: Models by name.
+    """
     source = ScenarioSource(path=path, document=document, problems=list(found))
     if isinstance(document.data, dict):
         reading = read_keys(document)

@@ -59,6 +59,7 @@ class ScenarioFile(f.Section):
     """Dotted paths to lists of values; expands to one named scenario per combination."""
     expect: s.Expect = s.Expect()
     known: list[s.Known] = Field(default=[])
+    published: list[s.Published] = Field(default=[])
     limits: s.Limits = s.Limits()
 
 

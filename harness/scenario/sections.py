@@ -238,6 +238,17 @@ class Known(f.Section):
     """Public report of the defect."""
 
 
+class Published(f.Section):
+    """A figure that others published for this case, shown beside ours and judged by nobody."""
+
+    what: f.Line
+    """What was measured, such as "overlap without offsets"."""
+    value: f.Line
+    """The figure in the words of its source, such as "0.02 to 0.25"."""
+    link: f.Link
+    """Where it was published."""
+
+
 class Limits(f.Section):
     """Time limit of the phases layout to record."""
 

@@ -22,13 +22,17 @@ class ExpressionError(ValueError):
     """An expression that cannot be read; the text points at the place."""
 
 
-def by_id(expression: str) -> Predicate:
+def by_id(expression: str, *, named: str = "-k: ") -> Predicate:
     """Turn an expression into a test of ids; an empty one accepts all.
+
+    Args:
+        expression: Words with and, or, not and parentheses.
+        named: What errors start with.
 
     Raises:
         ExpressionError: naming the place and what was expected there.
     """
-    return _Parser(expression).parse()
+    return _Parser(expression, named).parse()
 
 
 def select(
@@ -47,8 +51,9 @@ def select(
 class _Parser:
     """Recursive descent over ``or``, ``and``, ``not`` and parentheses, in order of binding."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, named: str) -> None:
         self.text = text
+        self.named = named
         self.tokens = [(m.start(1), m.group(1)) for m in _TOKEN.finditer(text)]
         self.next = 0
         self.depth = 0
@@ -76,7 +81,7 @@ class _Parser:
     def _one(self) -> Predicate:
         self.depth += 1
         if self.depth > _MAX_DEPTH:
-            raise ExpressionError(f"-k: nested more than {_MAX_DEPTH} levels deep")
+            raise ExpressionError(f"{self.named}nested more than {_MAX_DEPTH} levels deep")
         try:
             if self._take("not"):
                 inner = self._one()
@@ -115,6 +120,6 @@ class _Parser:
         place = len(self.text) if found is None else self.tokens[self.next][0]
         named = "the end" if found is None else f"'{found}'"
         return ExpressionError(
-            f"-k: expected {what} at column {place + 1}, found {named} in '{self.text}'; "
+            f"{self.named}expected {what} at column {place + 1}, found {named} in '{self.text}'; "
             "write such as 'cudnn and not (cp4 or cp2)'"
         )

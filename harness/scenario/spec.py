@@ -7,10 +7,10 @@ face of the same fields, with validation and messages, is ``harness.scenario.sch
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
-from harness.record.codec import dumps
+from harness.record.codec import dumps, to_jsonable
 from harness.record.verdict import Verdict
 
 Level = Literal["scorer", "attention", "model"]
@@ -189,6 +189,21 @@ class KnownRule:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Published:
+    """A figure that others published for this case, shown beside ours and judged by nobody.
+
+    Attributes:
+        what: What was measured, such as ``overlap without offsets``.
+        value: The figure in the words of its source, such as ``0.02 to 0.25``.
+        link: Where it was published.
+    """
+
+    what: str
+    value: str
+    link: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class LimitsSpec:
     """Time limit of the phases layout to record, in seconds."""
 
@@ -216,6 +231,7 @@ class Scenario:
     reference: ReferenceSpec = field(default_factory=ReferenceSpec)
     expect: ExpectSpec = field(default_factory=ExpectSpec)
     known: tuple[KnownRule, ...] = ()
+    published: tuple[Published, ...] = ()
     limits: LimitsSpec = field(default_factory=LimitsSpec)
 
     @property
@@ -236,6 +252,12 @@ class Scenario:
 
     @property
     def content_hash(self) -> str:
-        """First 12 hex digits of SHA-256 over what is run (not over what is expected of it)."""
-        run = replace(self, expect=ExpectSpec(), known=(), summary="", source=(), tags=())
+        """First 12 hex digits of SHA-256 over what is run (not over what is said of it)."""
+        run = to_jsonable(self)
+        for said in _SAID:
+            del run[said]
         return hashlib.sha256(dumps(run).encode()).hexdigest()[:12]
+
+
+_SAID = ("expect", "known", "published", "summary", "source", "tags")
+"""Keys of a scenario that change nothing of what is run."""

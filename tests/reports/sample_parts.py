@@ -14,6 +14,7 @@ from harness.record.evidence import (
     PathEvidence,
     RowFinding,
     SelectionEvidence,
+    WindowEvidence,
 )
 from harness.record.result import (
     Attempt,
@@ -191,6 +192,24 @@ def behaviour(cp_rank: int, *, matching: int = 64) -> BehaviourEvidence:
         rows_exhaustive_exact=16,
         first_mismatch=None if matching == 64 else 5,
     )
+
+
+def window(cp_rank: int, *, short: int = 0, long: int = 0, **changes: object) -> WindowEvidence:
+    """Keys shown to the 64 rows of one rank; where rows differ, row 3 is the first."""
+    plain = WindowEvidence(
+        global_rank=cp_rank,
+        cp_rank=cp_rank,
+        microbatch=0,
+        layer=1,
+        seed=0,
+        rows=64,
+        rows_equal=64 - short - long,
+        rows_short=short,
+        rows_long=long,
+    )
+    if short or long:
+        plain = replace(plain, first_different=3, window=1 if short else 40, limit=33)
+    return replace(plain, **changes)  # type: ignore[arg-type]
 
 
 def environment(**changes: object) -> Environment:

@@ -15,10 +15,13 @@ from sample_parts import (
     path,
     rank,
     result,
+    scenario,
     selection,
     stats,
+    window,
 )
 
+from harness.record.codec import to_jsonable
 from harness.record.evidence import (
     AddressFaultEvidence,
     ExceptionEvidence,
@@ -36,6 +39,7 @@ from harness.record.result import (
     ScenarioResult,
 )
 from harness.record.verdict import Outcome, Verdict, exit_code
+from harness.scenario.spec import Published
 
 
 def passing(name: str = "quickstart/zigzag[cp4]") -> ScenarioResult:
@@ -56,7 +60,10 @@ def released_defect(name: str = "causal/zigzag[cp4]") -> ScenarioResult:
         for stage in ("wrapper", "final")
     )
     found = attempt(
-        Verdict.WRONG_SELECTION, selections=wrong, behaviours=tuple(behaviour(r) for r in range(4))
+        Verdict.WRONG_SELECTION,
+        selections=wrong,
+        windows=tuple(window(r, short=16 * r) for r in range(4)),
+        behaviours=tuple(behaviour(r) for r in range(4)),
     )
     return result(
         name,
@@ -234,10 +241,12 @@ def hostile(name: str = f"hostile/{HOSTILE}") -> ScenarioResult:
         behaviours=(replace(behaviour(0), name=HOSTILE),),
         notes=(NoteEvidence(topic=HOSTILE, text=HOSTILE),),
     )
+    figure = Published(what=HOSTILE, value=HOSTILE, link=HOSTILE)
     return result(
         name,
         [found],
         Outcome.UNEXPECTED,
+        scenario=to_jsonable(replace(scenario(name), published=(figure,))),
         summary=HOSTILE,
         file=HOSTILE,
         expected=HOSTILE,

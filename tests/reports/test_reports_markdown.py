@@ -36,7 +36,8 @@ from reports.escaping import (
 )
 from reports.markdown import render_markdown
 from reports.summary import summarise
-from reports.tables import MAX_ROWS, MAX_SELECTION_ROWS
+from reports.table import MAX_ROWS
+from reports.tables import MAX_SELECTION_ROWS
 from reports.text import visible
 
 PARSER = MarkdownIt("commonmark").enable(["table", "strikethrough"])

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -36,6 +37,23 @@ def test_cut_files_are_told_in_the_report(tmp_path: Path) -> None:
     assert "no result: the run did not come to it, or its file is lost" in text
     (tmp_path / RUN_FILE).unlink()
     assert "exit code unknown" in write_all(tmp_path)[0].read_text()
+
+
+def test_records_from_before_a_field_existed_are_still_reported(tmp_path: Path) -> None:
+    results = [maker() for maker in ALL]
+    write_run(tmp_path, results)
+    for item in results:
+        file = result_path(tmp_path, item.id)
+        data = json.loads(file.read_text())
+        del data["scenario"]["published"]
+        for attempt in data["attempts"]:
+            del attempt["windows"]
+        file.write_text(json.dumps(data))
+    shown = CliRunner().invoke(report, [str(tmp_path)])
+    assert shown.exit_code == 0
+    assert shown.stdout.splitlines()[-1].startswith("exit code 4: ")
+    assert "known defect: picks match chunk_local_window" in shown.stdout
+    assert "kernel window" not in shown.stdout
 
 
 def test_no_run_writes_nothing(tmp_path: Path) -> None:

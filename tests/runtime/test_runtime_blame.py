@@ -41,7 +41,7 @@ MODEL = _module(
 
 
 def _evidence(function, *args):
-    with pytest.raises(BaseException) as caught:  # noqa: PT011
+    with pytest.raises(BaseException) as caught:
         function(*args)
     return exception_evidence(caught.value)
 

@@ -8,7 +8,8 @@ import pytest
 
 from harness.record.evidence import PathEvidence
 from harness.record.result import Phase
-from harness.runtime.processes import session_members
+from harness.runtime.processes import send_signal, session_members
+from harness.runtime.spawner import SpawnerError
 
 pytestmark = [pytest.mark.ranks, pytest.mark.xdist_group("ranks")]
 
@@ -87,6 +88,12 @@ def test_an_early_exit_with_status_zero_is_no_success(fresh, make_planned):
     assert done.ranks[1].exit_code == 0
     assert not done.ranks[1].completed
     assert not done.clean
+
+
+def test_an_early_exit_does_not_wait_for_peers_that_do_not_notice(fresh, make_planned):
+    done = fresh(inject=("exit0@1:score", "sleep@0:score")).run(make_planned(time_s=60.0), 1)
+    assert done.ranks[0].ended_by_harness and done.ranks[0].deadline is None
+    assert done.duration_s < 10
 
 
 def test_a_rank_that_sleeps_past_the_limit(fresh, make_planned):
@@ -183,3 +190,20 @@ def test_the_forkserver_only_imports(node):
 
 def test_the_first_matmul_of_a_child_does_not_hang(fresh, make_planned):
     assert fresh(engine="slow_engine:matmul").run(make_planned(time_s=20.0), 1).clean
+
+
+def test_a_lost_forkserver_is_an_error_of_the_harness_and_is_replaced(node, fresh, make_planned):
+    server = node._spawner._server_pid
+
+    def stop():
+        # Asked several times a second: end the forkserver once, as the kernel might.
+        if node._spawner._server_pid == server and list(folder.glob("ranks/*/1/rank1.jsonl")):
+            send_signal(server, signal.SIGKILL)
+        return False
+
+    runner = fresh(stop=stop, inject=("sleep@1:score@first",))
+    folder = runner._places.folder.path
+    with pytest.raises(SpawnerError, match=r"the forkserver .* ended, and all rank processes"):
+        runner.run(make_planned("tiny/first"), 1)
+    assert runner.run(make_planned("tiny/second"), 1).clean
+    assert node._spawner._server_pid not in (None, server)

@@ -21,6 +21,7 @@ SRUN = {
     "SLURM_JOB_ID": "77",
     "SLURM_STEP_ID": "0",
     "SLURM_STEP_TASKS_PER_NODE": "2(x2),1",
+    "SLURM_STEP_NUM_NODES": "3",
 }
 
 
@@ -30,6 +31,10 @@ def test_torchrun():
     assert (world.num_nodes, world.group_rank, world.restart_count) == (2, 1, 2)
     assert world.run_id == "abc" and world.launcher == "torchrun"
     assert not world.is_node_leader and not world.is_run_leader
+
+
+def test_the_launcher_s_own_count_of_nodes_is_believed():
+    assert World.from_environment({**TORCHRUN, "GROUP_WORLD_SIZE": "3"}).num_nodes == 3
 
 
 def test_the_second_node_s_leader_does_not_lead_the_run():
@@ -49,6 +54,7 @@ def test_srun_step():
     world = World.from_environment(SRUN)
     assert (world.global_rank, world.local_rank, world.world_size) == (3, 1, 5)
     assert world.local_world_size == 2 and world.launcher == "srun"
+    assert world.num_nodes == 3
     assert world.run_id == "slurm-77.0"
     last = {**SRUN, "SLURM_PROCID": "4", "SLURM_LOCALID": "0", "SLURM_NODEID": "2"}
     assert World.from_environment(last).local_world_size == 1

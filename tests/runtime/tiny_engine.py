@@ -1,5 +1,7 @@
 """An engine without Megatron: journaled phases, one gloo collective, evidence that satisfies."""
 
+import sys
+
 import torch
 import torch.distributed as dist
 
@@ -22,7 +24,7 @@ def execute(task: Task, journal: Journal) -> None:
             dist.all_reduce(total, group=group)
             assert total[0].item() == task.world_size
     journal.phase(Phase.RECORD)
-    print(f"rank {task.global_rank} of {task.world_size} done")
+    sys.stdout.write(f"rank {task.global_rank} of {task.world_size} done\n")
     for cp_rank in task.cp_ranks or (task.global_rank,):
         for number in range(len(task.scenario.microbatches)):
             for seed in task.scenario.values.seeds:

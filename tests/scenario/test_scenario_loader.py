@@ -137,6 +137,17 @@ def test_each_mistake_has_its_place_and_words(load_text, minimal, old, new, plac
             (4, 46),
             "did you mean as?",
         ),
+        (
+            "published: [{what: overlap, valeu: '1.0', link: 'https://x'}]",
+            (4, 29),
+            "did you mean value?",
+        ),
+        (
+            "published: [{what: overlap, value: 0.25, link: 'https://x'}]",
+            (4, 36),
+            "published[0].value: expected text, found 0.25; put it in quotes",
+        ),
+        ("published: [{what: overlap, value: '1'}]", (4, 13), "published[0].link: missing key"),
     ],
 )
 def test_each_mistake_in_a_further_key_has_its_place_and_words(
@@ -293,7 +304,7 @@ def test_no_wrong_value_raises(load_text, minimal, data):
     keys = [
         "id", "summary", "source", "tags", "model", "level", "kernels", "overlays", "parallel",
         "microbatches", "schedule", "values", "training", "graph", "reference", "matrix", "expect",
-        "known", "limits",
+        "known", "published", "limits",
     ]  # fmt: skip
     chosen = data.draw(st.dictionaries(st.sampled_from(keys), SCALARS, max_size=5))
     kept = [line for line in minimal.splitlines() if line.split(":")[0] not in chosen]

@@ -1,6 +1,7 @@
 """Any valid scenario survives JSON, and survives being written as a scenario file and read back."""
 
 import re
+from dataclasses import replace
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -172,6 +173,9 @@ def scenarios(draw):
             )
         ),
         known=draw(tuples(rules, max_size=2)),
+        published=draw(
+            tuples(st.builds(spec.Published, what=lines, value=lines, link=links), max_size=2)
+        ),
         limits=draw(st.builds(spec.LimitsSpec, time_s=st.floats(0.1, 86400))),
     )
 
@@ -203,3 +207,21 @@ def test_an_expanded_name_becomes_a_plain_one(load_text, minimal):
     form = file_form(result.scenarios[0].scenario)
     assert form["id"] == "case/minimal-cp4"
     assert form["parallel"] == {"context_parallel_size": 4}
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(scenario=scenarios(), summary=lines, published=tuples(links, max_size=2), seed=sizes)
+def test_what_is_said_of_a_scenario_is_no_content(scenario, summary, published, seed):
+    figures = tuple(spec.Published(what="overlap", value="1", link=link) for link in published)
+    said = replace(
+        scenario,
+        summary=summary,
+        source=(),
+        tags=("other",),
+        expect=spec.ExpectSpec(),
+        known=(),
+        published=figures,
+    )
+    assert said.content_hash == scenario.content_hash
+    other = replace(scenario, values=replace(scenario.values, seeds=(2**32 + seed,)))
+    assert other.content_hash != scenario.content_hash

@@ -124,3 +124,42 @@ def test_the_shared_layers_of_glm_are_those_of_the_public_schedule():
         if max(layer - offset, 0) % model.dsa_indexer_topk_freq == 0
     ]
     assert computing == [1, 2, *range(3, 76, 4)]
+
+
+PR14 = load([PROJECT_ROOT / "configs" / "suites" / "pr14.yaml"])
+
+
+def test_the_pr14_suite_covers_the_published_packs_with_and_without_offsets():
+    scenarios = [loaded.scenario for loaded in PR14.scenarios]
+    packs = [(8192,), (32768,), (131072,), (8192, 4096), (65536, 65536), (131008, 64)]
+    assert {(s.microbatches[0].sequences, s.overlays) for s in scenarios} == {
+        (pack, overlays) for pack in packs for overlays in ((), ("causal_offsets",))
+    }
+    assert len(scenarios) == 12
+    for scenario in scenarios:
+        model, modelled = scenario.model, scenario.kernels.modelled
+        assert (model.dsa_indexer_n_heads, model.dsa_indexer_head_dim) == (32, 128)
+        assert model.dsa_indexer_topk == 2048
+        assert (modelled.cudnn_frontend, modelled.arch) == ("1.32.0", "sm100")
+        assert scenario.parallel.context_parallel_size == 32
+        assert scenario.logical_cp_ranks == (0, 15, 31)
+        assert (scenario.level, scenario.reference.rows) == ("scorer", 256)
+        assert [figure.value.partition(",")[0] for figure in scenario.published] == [
+            "0.02 to 0.25",
+            "1.0000",
+        ]
+
+
+@pytest.mark.parametrize("loaded", PR14.scenarios, ids=lambda loaded: loaded.scenario.id)
+def test_pr14_expects_the_plan_of_the_layout_and_knows_the_missing_offset(loaded):
+    scenario = loaded.scenario
+    (plan,) = verify(scenario).microbatches
+    assert scenario.expect.plan == plan.plan
+    for passes in (False, True):
+        build = EffectiveBuild(
+            facts={"passes_causal_offsets": passes},
+            versions={"cudnn_frontend": "1.32.0"},
+            overlays=scenario.overlays,
+        )
+        is_known = not passes and not scenario.overlays
+        assert (matching_rule(scenario.known, build) is not None) is is_known

@@ -1,0 +1,86 @@
+"""Scenarios per minute of one run, against one torchrun for each scenario.
+
+Run with ``python benchmarks/launch.py [--scenarios 20] [--ranks 4] [--slow 2]``. Both sides do the
+same through the same production path: the quick side runs all scenarios in one torchrun, each in
+processes of its own; the slow side starts a torchrun for each, whose workers import torch and
+Megatron and run it themselves (``--isolation none``). The slow side is measured a few times and
+extrapolated. Both sides share the machine, so the ratio is what counts; 20 is the aim.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+SCENARIO = """\
+id: launch/{number:02d}
+summary: A small pack, for measuring how quickly scenarios follow each other.
+model: small
+level: attention
+kernels: {{dsa_kernel_backend: none}}
+parallel: {{context_parallel_size: {ranks}}}
+microbatches: [{{sequences: [{length}, 32]}}]
+expect: {{verdict: pass}}
+limits: {{time_s: 60}}
+"""
+
+
+def write_scenarios(folder: Path, number: int, ranks: int) -> list[Path]:
+    paths = []
+    for index in range(number):
+        path = folder / f"{index:02d}.yaml"
+        length = 8 * ranks * (1 + index % 4)
+        path.write_text(SCENARIO.format(number=index, ranks=ranks, length=length))
+        paths.append(path)
+    return paths
+
+
+def timed_run(folder: Path, ranks: int, paths: list[Path], *words: str) -> float:
+    """Seconds of one torchrun over some scenarios; its run has to be green."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node", str(ranks), str(ROOT / "launch" / "run.py"), *words]
+    command += ["--out", str(folder / "runs"), "--scenario", *map(str, paths)]
+    started = time.perf_counter()
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    seconds = time.perf_counter() - started
+    if done.returncode != 0:
+        raise SystemExit(f"the run was not green, so its time means nothing:\n{done.stdout}")
+    return seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--scenarios", type=int, default=20, help="scenarios of the quick side")
+    parser.add_argument("--ranks", type=int, default=4, help="rank processes")
+    parser.add_argument("--slow", type=int, default=2, help="torchruns measured on the slow side")
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="dsa-launch-") as name:
+        folder = Path(name)
+        paths = write_scenarios(folder, asked.scenarios, asked.ranks)
+        slow = [
+            timed_run(folder, asked.ranks, [path], "--isolation", "none")
+            for path in paths[: asked.slow]
+        ]
+        quick = timed_run(folder, asked.ranks, paths)
+    each = statistics.mean(slow)
+    total = each * asked.scenarios
+    print(
+        f"one torchrun per scenario: {each:6.1f} s each ({len(slow)} measured), "
+        f"{60 / each:6.1f} scenarios a minute, {total:.0f} s for {asked.scenarios} (extrapolated)"
+    )
+    print(
+        f"one run for all:           {quick / asked.scenarios:6.2f} s each, "
+        f"{60 * asked.scenarios / quick:6.1f} scenarios a minute, {quick:.1f} s in all"
+    )
+    print(f"ratio {total / quick:.1f} (aim: at least 20)")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,305 @@
+"""Journals every collective call of a rank before it is made and after it came back.
+
+The entry points are wrapped once per process and stay so; the wrappers do nothing until a rank's
+journal is attached. Names that the build's modules bound at import are bound again. Only the
+outermost call counts: what an entry point of torch calls on the way is its own affair.
+
+Torch is imported when a journal is attached, not before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType, ModuleType
+from typing import TYPE_CHECKING, Any
+
+from harness.runtime.blame import BUILD_PACKAGES
+from harness.runtime.collective_entries import (
+    ENTRIES,
+    FUNCTIONAL_ENTRIES,
+    Entry,
+    Function,
+    Reader,
+)
+from harness.runtime.collective_lines import CALL, END, GROUP
+
+if TYPE_CHECKING:
+    from harness.runtime.journal import Journal
+
+_CALLERS_KEPT = 3
+_FRAMES_LOOKED_AT = 60
+_FUNCTIONAL = "torch.distributed._functional_collectives"
+
+
+class _Active(threading.local):
+    """Whether this thread is inside a journaled call already."""
+
+    inside = False
+
+
+_active = _Active()
+_recorder: Recorder | None = None
+_originals: dict[tuple[str, str], Function] = {}
+"""(module, attribute) to the function it held before it was wrapped."""
+_wrappers: dict[int, Function] = {}
+"""Identity of an original function to its wrapper."""
+
+
+class Recorder:
+    """Writes one rank's calls to its journal."""
+
+    def __init__(self, journal: Journal, *, device: str) -> None:
+        """Number the calls from 0.
+
+        Args:
+            journal: Where the lines go.
+            device: ``cuda`` where tensors on a GPU make a call return before it is complete.
+        """
+        self._journal = journal
+        self._cuda = device == "cuda"
+        self._numbers = itertools.count()
+        self._sequences: dict[tuple[str, str, int | None], int] = {}
+        self._groups: dict[tuple[str, int], tuple[int, ...]] = {}
+        self._lock = threading.Lock()
+
+    def enter(self, entry: Entry, reader: Reader, args: Any, kwargs: Any) -> int | None:
+        """Write the line before a call.
+
+        Returns:
+            The call's number for ``leave``, None when this rank takes no part in the call.
+        """
+        group = _group(reader.get("group", args, kwargs), functional=entry.functional)
+        if group is None:
+            return None
+        name = str(group.group_name)
+        with self._lock:
+            ranks = self._ranks(group, name)
+            fields = self._fields(entry, reader, args, kwargs, ranks)
+            key = (name, _direction(entry), fields.get("peer") if entry.pairwise else None)
+            sequence = self._sequences.get(key, 0)
+            self._sequences[key] = sequence + 1
+            number = next(self._numbers)
+        self._journal.event(
+            CALL,
+            n=number,
+            group=name,
+            seq=sequence,
+            op=entry.operation,
+            **fields,
+            at=_callers(sys._getframe(2)),
+        )
+        return number
+
+    def leave(self, number: int, error: BaseException | None) -> None:
+        """Write the line after a call."""
+        more = {"error": type(error).__name__} if error is not None else {}
+        self._journal.event(END, n=number, **more)
+
+    def _ranks(self, group: Any, name: str) -> tuple[int, ...]:
+        key = (name, id(group))
+        ranks = self._groups.get(key)
+        if ranks is None:
+            import torch.distributed as dist
+
+            ranks = self._groups[key] = tuple(dist.get_process_group_ranks(group))
+            label = str(group.group_desc)
+            label = "" if label == "undefined" else label
+            self._journal.event(GROUP, name=name, label=label, ranks=list(ranks))
+        return ranks
+
+    def _fields(
+        self, entry: Entry, reader: Reader, args: Any, kwargs: Any, ranks: tuple[int, ...]
+    ) -> dict[str, Any]:
+        """Describe a call's tensors; a wrong argument is torch's to refuse, not ours."""
+        fields: dict[str, Any] = {}
+        try:
+            given = _tensors(reader, entry.inputs, args, kwargs)
+            received = _tensors(reader, entry.outputs, args, kwargs)
+            fields["in"] = [list(tensor.shape) for tensor in given]
+            fields["out"] = [list(tensor.shape) for tensor in received]
+            tensors = given or received
+            if tensors:
+                fields["dtype"] = str(tensors[0].dtype).removeprefix("torch.")
+            reduction = reader.get("op", args, kwargs)
+            if reduction is not None:
+                fields["reduce"] = str(reduction).removeprefix("RedOpType.")
+            if entry.root is not None:
+                fields["peer"] = _peer(reader, entry.root, args, kwargs, ranks)
+            if entry.pairwise:
+                fields["pair"] = True
+            if self._is_asynchronous(entry, reader, args, kwargs, tensors):
+                fields["async"] = True
+        except Exception:  # noqa: BLE001 (the call itself is about to say what is wrong)
+            fields["undescribed"] = True
+        return fields
+
+    def _is_asynchronous(
+        self, entry: Entry, reader: Reader, args: Any, kwargs: Any, tensors: list[Any]
+    ) -> bool:
+        if entry.asynchronous or reader.get("async_op", args, kwargs):
+            return True
+        return self._cuda and any(tensor.device.type == "cuda" for tensor in tensors)
+
+
+def _group(group: Any, *, functional: bool) -> Any:
+    """Return the process group of a call, None where there is none or this rank is not in it."""
+    import torch.distributed as dist
+
+    if not dist.is_initialized():
+        return None
+    if group is None:
+        return dist.group.WORLD
+    if functional and not isinstance(group, dist.ProcessGroup):
+        collectives = sys.modules[_FUNCTIONAL]
+        try:
+            name = collectives._resolve_group_name(group)
+            return dist.distributed_c10d._resolve_process_group(name)
+        except Exception:  # noqa: BLE001 (the call itself is about to say what is wrong)
+            return None
+    return group if isinstance(group, dist.ProcessGroup) else None
+
+
+def _tensors(reader: Reader, names: tuple[str, ...], args: Any, kwargs: Any) -> list[Any]:
+    found: list[Any] = []
+    for name in names:
+        value = reader.get(name, args, kwargs)
+        found += value if isinstance(value, (list, tuple)) else [value]
+    return [tensor for tensor in found if tensor is not None]
+
+
+def _peer(
+    reader: Reader, names: tuple[str, str], args: Any, kwargs: Any, ranks: tuple[int, ...]
+) -> int | None:
+    inside = reader.get(names[1], args, kwargs)
+    if inside is not None:
+        return ranks[int(inside)]
+    given = reader.get(names[0], args, kwargs)
+    return None if given is None else int(given)
+
+
+def _direction(entry: Entry) -> str:
+    """Calls are numbered apart: collectives, sends and receives."""
+    if not entry.pairwise:
+        return ""
+    return "send" if entry.root == ("dst", "group_dst") else "recv"
+
+
+def _callers(frame: FrameType | None) -> list[str]:
+    """Return the innermost callers outside torch and this module as ``file:line``."""
+    found: list[str] = []
+    for _ in range(_FRAMES_LOOKED_AT):
+        if frame is None or len(found) == _CALLERS_KEPT:
+            break
+        module = str(frame.f_globals.get("__name__", ""))
+        if not module.startswith(("torch.", "contextlib")) and module != __name__:
+            found.append(f"{_short(module, frame.f_code.co_filename)}:{frame.f_lineno}")
+        frame = frame.f_back
+    return found
+
+
+@functools.cache
+def _short(module: str, path: str) -> str:
+    """Shorten a source path to the part that the module's name spells out."""
+    parts = path.split("/")
+    depth = module.count(".") + 1 + (parts[-1] == "__init__.py")
+    return "/".join(parts[-depth:])
+
+
+def _wrapped(entry: Entry, original: Function) -> Function:
+    reader = Reader(original)
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        recorder = _recorder
+        if recorder is None or _active.inside or _compiling():
+            return original(*args, **kwargs)
+        number = recorder.enter(entry, reader, args, kwargs)
+        if number is None:
+            return original(*args, **kwargs)
+        _active.inside = True
+        try:
+            result = original(*args, **kwargs)
+        except BaseException as error:
+            _active.inside = False
+            recorder.leave(number, error)
+            raise
+        _active.inside = False
+        recorder.leave(number, None)
+        return result
+
+    return call
+
+
+def _compiling() -> bool:
+    # Where Dynamo traces, it must meet torch's own functions, which it knows how to replace.
+    import torch
+
+    return torch.compiler.is_compiling()
+
+
+def _places() -> Iterator[tuple[ModuleType, Entry]]:
+    """Modules and the entries to wrap in them."""
+    import torch.distributed as dist
+
+    for entry in ENTRIES:
+        # The inner module too: P2POp compares with the functions that it holds.
+        yield dist.distributed_c10d, entry
+        yield dist, entry
+    functional = sys.modules.get(_FUNCTIONAL)
+    if functional is not None:
+        for entry in FUNCTIONAL_ENTRIES:
+            yield functional, entry
+
+
+def install() -> None:
+    """Wrap what is not wrapped yet, and bind early references of the build's modules again."""
+    for module, entry in _places():
+        current = getattr(module, entry.name, None)
+        key = (module.__name__, entry.name)
+        if current is None or key in _originals:
+            continue
+        if id(current) not in _wrappers:
+            _wrappers[id(current)] = _wrapped(entry, current)
+        _originals[key] = current
+        setattr(module, entry.name, _wrappers[id(current)])
+    _rebind({id(original): _wrappers[id(original)] for original in _originals.values()})
+
+
+def uninstall() -> None:
+    """Put everything back, for processes that go on with something else."""
+    for (name, attribute), original in _originals.items():
+        setattr(sys.modules[name], attribute, original)
+    _rebind({id(_wrappers[id(o)]): o for o in _originals.values()})
+    _originals.clear()
+    _wrappers.clear()
+
+
+def _rebind(replacements: dict[int, Function]) -> None:
+    for name, module in list(sys.modules.items()):
+        if module is None or name.partition(".")[0] not in BUILD_PACKAGES:
+            continue
+        for attribute, value in list(vars(module).items()):
+            if id(value) in replacements:
+                setattr(module, attribute, replacements[id(value)])
+
+
+@contextlib.contextmanager
+def journaled(journal: Journal, *, device: str = "cpu") -> Iterator[None]:
+    """Journal this process's collective calls while the block runs.
+
+    Args:
+        journal: The rank's journal.
+        device: Device of the rank's tensors, ``cpu`` or ``cuda``.
+    """
+    global _recorder
+    install()
+    before, _recorder = _recorder, Recorder(journal, device=device)
+    try:
+        yield
+    finally:
+        _recorder = before
