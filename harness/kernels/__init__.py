@@ -1,9 +1,10 @@
-"""Semantic models of the cuDNN DSA scoring kernels and FlashMLA, release by release."""
+"""Semantic models of the cuDNN DSA kernels and FlashMLA, release by release."""
 
 from harness.kernels.addresses import AddressFault
 from harness.kernels.context import CallRecord, KernelContext, NotModelledError
 from harness.kernels.cuda_like import CudaLike, cuda_like
 from harness.kernels.defects import DEFECTS, Defects
+from harness.kernels.failures import CompileFailure, KernelHang
 from harness.kernels.namespace import (
     ModelledNamespace,
     ModelledWrapper,
@@ -23,9 +24,11 @@ __all__ = [
     "AddressFault",
     "Arch",
     "CallRecord",
+    "CompileFailure",
     "CudaLike",
     "Defects",
     "KernelContext",
+    "KernelHang",
     "MaskAlignment",
     "ModelledNamespace",
     "ModelledWrapper",

@@ -19,6 +19,14 @@ _GRID_Y = 65535
 _BACKENDS = ("default", "sm100_v2")
 _PLANES = (96, 128, 148)
 _DEPTH = 128
+_DTYPES = {
+    "index_q": torch.bfloat16,
+    "weights": torch.bfloat16,
+    "index_k": torch.bfloat16,
+    "attn_score": torch.float32,
+    "index_score": torch.float32,
+    "topk_indices": torch.int32,
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,8 +98,7 @@ def prepare_sparse(context: KernelContext, arguments: Mapping[str, Any]) -> Spar
 
 
 def _plain(context: KernelContext, arguments: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    names = ("index_q", "weights", "index_k", "attn_score", "index_score", "topk_indices")
-    return {name: context.hook.unwrap(arguments[name]) for name in names}
+    return {name: context.hook.unwrap(arguments[name]) for name in _DTYPES}
 
 
 def _check_options(arguments: Mapping[str, Any]) -> bool:
@@ -118,7 +125,7 @@ def _check_support(
     second: bool,
 ) -> None:
     """Refuse what the release's own support check refuses."""
-    heads, depth = plain["index_q"].shape[2:]
+    heads = plain["index_q"].shape[2]
     deterministic = bool(arguments.get("deterministic", False))
     require(
         not deterministic or plain["index_q"].shape[:2].numel() > 0,
@@ -132,31 +139,30 @@ def _check_support(
     )
     if second:
         _check_second_backend(context, rules, arguments, plain)
-    require(
-        not deterministic or rules.deterministic,
-        ValueError,
-        f"deterministic=True does not run on {context.arch}",
-    )
     if deterministic:
-        served = (64,) if second else (32, 64)
-        slots = plain["topk_indices"].shape[2]
-        good = heads in served and depth == _DEPTH and _second_width(slots)
-        require(
-            good and arguments["block_I"] == 128,
-            ValueError,
-            f"deterministic=True takes {served} heads, D 128, block_I 128 and top-k widths of 128 "
-            f"to 2048 in steps of 128; got {heads} heads, D {depth}, {slots} slots",
-        )
-    for name, dtype in (
-        ("index_q", torch.bfloat16),
-        ("weights", torch.bfloat16),
-        ("index_k", torch.bfloat16),
-        ("attn_score", torch.float32),
-        ("index_score", torch.float32),
-        ("topk_indices", torch.int32),
-    ):
-        found = plain[name].dtype
-        require(found == dtype, ValueError, f"{name} is {found}; expected {dtype}")
+        _check_deterministic(context, rules, arguments, plain, second)
+    for name, tensor in plain.items():
+        dtype = _DTYPES[name]
+        require(tensor.dtype == dtype, ValueError, f"{name} is {tensor.dtype}; expected {dtype}")
+
+
+def _check_deterministic(
+    context: KernelContext,
+    rules: IndexerBackwardRules,
+    arguments: Mapping[str, Any],
+    plain: Mapping[str, torch.Tensor],
+    second: bool,
+) -> None:
+    heads, depth = plain["index_q"].shape[2:]
+    slots, served = plain["topk_indices"].shape[2], (64,) if second else (32, 64)
+    require(rules.deterministic, ValueError, f"deterministic=True does not run on {context.arch}")
+    good = heads in served and depth == _DEPTH and _second_width(slots)
+    require(
+        good and arguments["block_I"] == 128,
+        ValueError,
+        f"deterministic=True takes {served} heads, D 128, block_I 128 and top-k widths of 128 to "
+        f"2048 in steps of 128; got {heads} heads, D {depth}, {slots} slots",
+    )
 
 
 def _second_width(slots: int) -> bool:
@@ -303,13 +309,11 @@ def _call(
         two_terms=second,
         overwrites_predict=rules.overwrites_index_score,
         outputs={name: arguments[name] for name in _OUTPUTS},
-        dtypes=dict(zip(_OUTPUTS, (q.dtype, plain["weights"].dtype, plain["index_k"].dtype))),
+        dtypes=dict.fromkeys(_OUTPUTS, torch.bfloat16),
     )
 
 
-def check_late(
-    context: KernelContext, arguments: Mapping[str, Any]
-) -> None:
+def check_late(context: KernelContext, arguments: Mapping[str, Any]) -> None:
     """Judge what early releases only notice at the second launch, with the scores overwritten.
 
     Raises:

@@ -160,6 +160,14 @@ _ALL = (
         basis="read",
     ),
     Defect(
+        name="single_row",
+        summary="SM90 recompute of a single query row (or a packed segment of one, up to 1.29 in "
+        "the dense wrappers) fails: the transposed per-head operand has no unit stride where the "
+        "kernel is compiled for one.",
+        link=f"{_REPOSITORY}/pull/1154",
+        basis="read",
+    ),
+    Defect(
         name="long_topk_lengths",
         summary="A topk_length above the slots reads ids past the row, in sparse attention "
         "recompute and in attention backward.",

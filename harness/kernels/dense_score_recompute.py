@@ -27,9 +27,9 @@ from harness.kernels.indexer_forward import log_sum_exp
 from harness.kernels.limits import Segment
 from harness.kernels.masked_cells import empty_scores, mask_rows
 from harness.kernels.poison import poisoned
-from harness.kernels.problem import require, require_bf16_path
 from harness.kernels.probabilities import fill_probabilities
-from harness.kernels.recompute_heads import check_dense_heads
+from harness.kernels.problem import require, require_bf16_path
+from harness.kernels.recompute_heads import check_dense_heads, check_single_row
 from harness.kernels.rules import RecomputeRules
 from harness.kernels.scores import fill_scores
 from harness.kernels.tuple_dict import TupleDict
@@ -106,7 +106,6 @@ def _prepare(
     context: KernelContext,
     arguments: Mapping[str, Any],
 ) -> _Call:
-    attention = per_head == "lse"
     rules = context.release.recompute[context.arch]
     q, k, aux = (context.hook.unwrap(arguments[key]) for key in ("q", "k", per_head))
     thd = is_thd(arguments)
@@ -115,25 +114,13 @@ def _prepare(
     _check_dtypes(q, k, aux, per_head)
     ratio = int(arguments["ratio"])
     require(ratio >= 1, ValueError, f"ratio is {ratio}; expected at least 1")
-    heads = q.shape[-2]
     _check_shapes(arguments, q, k, aux, thd, per_head)
-    check_dense_heads(context.arch, heads)
-    if thd:
-        strict = context.arch == "sm100" and not rules.converts_ids
-        layout = thd_layout(
-            context,
-            arguments,
-            rows=q.shape[0],
-            device=q.device,
-            prefix_error=AssertionError if strict else None,
-        )
-    else:
-        layout = bshd_layout(
-            context, arguments, batch=q.shape[0], rows=q.shape[1], keys=k.shape[1], device=q.device
-        )
+    heads = q.shape[-2]
+    check_dense_heads(name, context.arch, heads, attention=per_head == "lse")
+    layout = _layout(context, arguments, q, k, thd)
     return _Call(
         name=name,
-        attention=attention,
+        attention=per_head == "lse",
         q=q.reshape(layout.rows, heads, q.shape[-1]),
         k=k.reshape(-1, k.shape[-1]),
         per_head=aux.reshape(layout.rows, heads),
@@ -144,9 +131,28 @@ def _prepare(
     )
 
 
-def _check_axes(
-    q: torch.Tensor, k: torch.Tensor, aux: torch.Tensor, thd: bool, name: str
-) -> None:
+def _layout(
+    context: KernelContext,
+    arguments: Mapping[str, Any],
+    q: torch.Tensor,
+    k: torch.Tensor,
+    thd: bool,
+) -> DenseLayout:
+    if not thd:
+        return bshd_layout(
+            context, arguments, batch=q.shape[0], rows=q.shape[1], keys=k.shape[1], device=q.device
+        )
+    strict = context.arch == "sm100" and not context.release.recompute[context.arch].converts_ids
+    return thd_layout(
+        context,
+        arguments,
+        rows=q.shape[0],
+        device=q.device,
+        prefix_error=AssertionError if strict else None,
+    )
+
+
+def _check_axes(q: torch.Tensor, k: torch.Tensor, aux: torch.Tensor, thd: bool, name: str) -> None:
     axes, expected = (q.ndim, k.ndim, aux.ndim), (3, 3, 2) if thd else (4, 4, 3)
     require(
         axes == expected,
@@ -157,7 +163,11 @@ def _check_axes(
 
 def _check_dtypes(q: torch.Tensor, k: torch.Tensor, aux: torch.Tensor, name: str) -> None:
     wanted = torch.float32 if name == "lse" else torch.bfloat16
-    for label, tensor, dtype in (("q", q, torch.bfloat16), ("k", k, torch.bfloat16), (name, aux, wanted)):
+    for label, tensor, dtype in (
+        ("q", q, torch.bfloat16),
+        ("k", k, torch.bfloat16),
+        (name, aux, wanted),
+    ):
         require(tensor.dtype == dtype, ValueError, f"{label} is {tensor.dtype}; expected {dtype}")
 
 
@@ -227,9 +237,9 @@ def _segment(
         return
     bounds = context.bounds(call.name)
     bounds.touch_rows(Operand.of("q", call.q), first_row=segment.q_start, count=limits.numel())
-    bounds.touch_rows(
-        Operand.of("k", call.k), first_row=segment.k_start, count=int(limits.max())
-    )
+    bounds.touch_rows(Operand.of("k", call.k), first_row=segment.k_start, count=int(limits.max()))
+    if context.arch == "sm90" and not call.rules.repairs_single_row:
+        check_single_row(segment.q_count, context.defects)
     limits = limits[: call.layout.rows - segment.q_start]
     keys = segment_keys(call.k, segment, int(limits.max()))
     for top in range(0, limits.numel(), _CHUNK_ROWS):

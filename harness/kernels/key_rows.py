@@ -64,8 +64,7 @@ def judge_rows(bounds: Bounds, operand: Operand, touched: Touched) -> None:
 
 def _span(operand: Operand, touched: Touched, row: int) -> tuple[int, int]:
     low, high = (
-        int(side if isinstance(side, int) else side[row, 0])
-        for side in (touched.low, touched.high)
+        int(side if isinstance(side, int) else side[row, 0]) for side in (touched.low, touched.high)
     )
     width = operand.strides[0]
     return (operand.base + low * width, operand.base + high * width)

@@ -1,4 +1,4 @@
-"""The outer gradient of the loss, and the factor that both indexer backward wrappers build on it."""
+"""The outer gradient of the loss, and the factor that indexer backward builds on it."""
 
 from __future__ import annotations
 

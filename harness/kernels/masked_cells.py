@@ -25,9 +25,7 @@ def empty_scores(
     return torch.zeros(shape) if arch == "sm90" else poisoned(shape, torch.float32)
 
 
-def mask_rows(
-    rules: RecomputeRules, scores: torch.Tensor, limits: torch.Tensor, keys: int
-) -> None:
+def mask_rows(rules: RecomputeRules, scores: torch.Tensor, limits: torch.Tensor, keys: int) -> None:
     """Write the masked cells of some rows of one segment; visible cells are written afterwards.
 
     Args:

@@ -13,11 +13,23 @@ from harness.kernels import flash_mla
 from harness.kernels.candidates import candidate_size, candidate_size_thd
 from harness.kernels.context import CallRecord, KernelContext
 from harness.kernels.defects import Defects, resolve_defects
+from harness.kernels.dense_indexer_backward import dense_indexer_backward
+from harness.kernels.dense_score_recompute import (
+    dense_attention_recompute,
+    dense_indexer_recompute,
+)
+from harness.kernels.index_layout import compactify, local_to_global
+from harness.kernels.indexer_backward import indexer_backward
 from harness.kernels.indexer_forward import indexer_forward
 from harness.kernels.indexer_forward_top_k import indexer_forward_top_k
 from harness.kernels.indexer_top_k import indexer_top_k
 from harness.kernels.releases import ARCHES, Arch, Release, release_table
 from harness.kernels.signatures import Signature
+from harness.kernels.sparse_attention_backward import sparse_attention_backward
+from harness.kernels.sparse_score_recompute import (
+    sparse_attention_recompute,
+    sparse_indexer_recompute,
+)
 from harness.kernels.wrapping import PLAIN_HOOK, TensorHook
 from harness.record.evidence import AddressFaultEvidence
 
@@ -30,6 +42,15 @@ OPERATIONS: dict[str, Operation] = {
     "indexer_forward_top_k_wrapper": indexer_forward_top_k,
     "compress_topk_cand_buffer_size": candidate_size,
     "compress_topk_cand_buffer_size_thd": candidate_size_thd,
+    "indexer_backward_wrapper": indexer_backward,
+    "dense_indexer_backward_wrapper": dense_indexer_backward,
+    "dense_attn_score_recompute_wrapper": dense_attention_recompute,
+    "dense_indexer_score_recompute_wrapper": dense_indexer_recompute,
+    "sparse_attn_score_recompute_wrapper": sparse_attention_recompute,
+    "sparse_indexer_score_recompute_wrapper": sparse_indexer_recompute,
+    "sparse_attention_backward_wrapper": sparse_attention_backward,
+    "local_to_global_wrapper": local_to_global,
+    "compactify_wrapper": compactify,
 }
 """Wrapper name to model. A wrapper exists in a release when the release has a signature for it."""
 

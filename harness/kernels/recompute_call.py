@@ -10,7 +10,7 @@ import torch
 
 from harness.kernels.context import KernelContext
 from harness.kernels.problem import require
-from harness.kernels.recompute_heads import check_sm90_heads
+from harness.kernels.recompute_heads import check_single_row, check_sm90_heads
 from harness.kernels.recompute_tiles import Tile, attention_tile, check_tile, indexer_tile
 from harness.kernels.rules import RecomputeRules
 
@@ -106,15 +106,14 @@ def _tile(
     heads, depth, slots = q.shape[2], q.shape[3], ids.shape[2]
     if context.arch == "sm90":
         check_sm90_heads(heads, rules.odd_heads if attention else ())
+        check_single_row(q.shape[1], context.defects)
         return _SM90_TILE
     if not attention:
         tile = indexer_tile(has_length)
         # The load that fails to compile with lengths is the attention epilogue's.
         defects = context.defects - {"d317"}
     else:
-        tile = attention_tile(
-            rules, depth=depth, heads=heads, slots=slots, has_length=has_length
-        )
+        tile = attention_tile(rules, depth=depth, heads=heads, slots=slots, has_length=has_length)
         defects = context.defects
     check_tile(name, tile, depth=depth, heads=heads, slots=slots, defects=defects)
     return tile
@@ -164,8 +163,7 @@ def _check_shapes(
         per_key in (None, heads), ValueError, f"qhead_per_kv_head is {per_key}; expected {heads}"
     )
     require(
-        lengths is None
-        or (lengths.dtype == torch.int32 and tuple(lengths.shape) == (batch, rows)),
+        lengths is None or (lengths.dtype == torch.int32 and tuple(lengths.shape) == (batch, rows)),
         ValueError,
         f"topk_length must be int32 {(batch, rows)}",
     )

@@ -53,7 +53,7 @@ def slot_keys(
     Raises:
         AddressFault: An unchecked id or a length leads outside an allocation.
     """
-    batch, rows, slots = call.ids.shape
+    rows, slots = call.ids.shape[1:]
     count = call.k.shape[1]
     raw = call.ids.view(-1, slots)[part].to(torch.int64)
     owner = torch.arange(part.start, part.stop).div(rows, rounding_mode="floor").unsqueeze(1)
@@ -66,7 +66,8 @@ def slot_keys(
     unchecked = False
     if "invalid_slots" in context.defects:
         # With lengths the mask looks at nothing but the position, without them at the raw id.
-        counted = used if _takes_lengths(context, call) else used & (raw >= 0)
+        positional = call.lengths is not None and call.tile.compact
+        counted = used if positional else used & (raw >= 0)
         unchecked = context.arch == "sm100" and call.attention and call.tile.compact
     if unchecked:
         touched = used
@@ -106,9 +107,7 @@ def _reads_on(context: KernelContext, call: SparseRecomputeCall) -> bool:
     return context.arch == "sm90" or call.attention
 
 
-def judge_lengths(
-    bounds: Bounds, ids: torch.Tensor, lengths: torch.Tensor, first_row: int
-) -> None:
+def judge_lengths(bounds: Bounds, ids: torch.Tensor, lengths: torch.Tensor, first_row: int) -> None:
     """Judge the ids that lengths above the slots make a kernel read.
 
     Args:

@@ -8,6 +8,7 @@ import torch
 
 from harness.kernels.failures import CompileFailure, KernelHang
 from harness.kernels.problem import require
+from harness.kernels.recompute_heads import check_repetition, check_sm100_columns
 from harness.kernels.rules import RecomputeRules
 
 _ACCUMULATOR_COLUMNS = 512
@@ -80,7 +81,8 @@ def check_tile(
 
     Raises:
         AssertionError: Slots that are no multiple of the block, or a depth that is none of 64.
-        CompileFailure: Heads without a load of products, or lengths with ``d317``.
+        ValueError: Heads that no load of products takes (blocks of 64 slots).
+        CompileFailure: Heads that the matrix unit does not take, or lengths with ``d317``.
         KernelHang: With ``slot_arithmetic``, a number of slots that is no power of two.
     """
     require(
@@ -90,9 +92,9 @@ def check_tile(
     )
     require(depth % 64 == 0, AssertionError, f"D is {depth}; the kernel asserts a multiple of 64")
     key = (depth, heads, slots, tile.block, tile.split, tile.compact)
-    lanes = heads // 2
-    if tile.block == 64 and (heads % 2 or lanes & (lanes - 1) or lanes == 0):
-        raise CompileFailure(name, key, f"no tensor-memory load repeats {lanes} times")
+    check_sm100_columns(name, key, heads)
+    if tile.block == 64:
+        check_repetition(heads // 2)
     if tile.compact and "d317" in defects:
         raise CompileFailure(name, key, "tensor-memory load under the run-time guard of lengths")
     if "slot_arithmetic" in defects:

@@ -137,6 +137,7 @@ _FORWARD_SM90_1_25 = ForwardRules(
 
 _SM90_TRAINING = frozenset(
     {"unzeroed_dk", "d384", "d785", "invalid_slots", "tail_slots", "long_topk_lengths"}
+    | {"single_row"}
 )
 _SM100_TRAINING = frozenset(
     {"foreign_ids", "unzeroed_dk", "d297", "d317", "d1549", "slot_arithmetic", "invalid_slots"}
@@ -185,9 +186,7 @@ _R1_24_0 = Release(
         local_to_global_wrapper=training_signatures.LOCAL_TO_GLOBAL_1_24,
         compactify_wrapper=training_signatures.COMPACTIFY_1_24,
     ),
-    defects=_frozen(
-        sm90=_SM90_TRAINING, sm100=_SM100_TOP_K | _SM100_FORWARD | _SM100_TRAINING
-    ),
+    defects=_frozen(sm90=_SM90_TRAINING, sm100=_SM100_TOP_K | _SM100_FORWARD | _SM100_TRAINING),
 )
 _R1_24_1 = replace(_R1_24_0, version="1.24.1")
 
@@ -275,9 +274,11 @@ _R1_28_0 = replace(
     version="1.28.0",
     indexer_backward=_frozen(
         sm90=replace(_R1_27_0.indexer_backward["sm90"], checks_first=True),
-        sm100=replace(
-            _R1_27_0.indexer_backward["sm100"], checks_first=True, second_backend=True
-        ),
+        sm100=replace(_R1_27_0.indexer_backward["sm100"], checks_first=True, second_backend=True),
+    ),
+    attention_backward=_changed(
+        _R1_27_0.attention_backward,
+        sm100=replace(_R1_27_0.attention_backward["sm100"], own_kernels=((576, 16),)),
     ),
     signatures=_changed(
         _R1_27_0.signatures, indexer_backward_wrapper=training_signatures.INDEXER_BACKWARD_1_28
@@ -294,6 +295,7 @@ _R1_29_0 = replace(
             _R1_28_0.attention_backward["sm100"],
             deterministic_heads=(16, 32, 64, 96, 128),
             aligned_lse=True,
+            own_kernels=((576, 16), (576, 32)),
         ),
     ),
     signatures=_changed(
@@ -312,11 +314,16 @@ _R1_30_0 = replace(
     ),
     recompute=_changed(
         _R1_29_1.recompute,
-        sm90=replace(_R1_29_1.recompute["sm90"], masked=MaskedCells.MINUS_INF),
+        sm90=replace(
+            _R1_29_1.recompute["sm90"], masked=MaskedCells.MINUS_INF, repairs_single_row=True
+        ),
     ),
     attention_backward=_changed(
         _R1_29_1.attention_backward,
         sm90=replace(_R1_29_1.attention_backward["sm90"], scales_first=True),
+        sm100=replace(
+            _R1_29_1.attention_backward["sm100"], own_kernels=((576, 16), (576, 32), (576, 96))
+        ),
     ),
 )
 _R1_31_0 = replace(
@@ -364,23 +371,12 @@ _R1_32_0 = replace(
     defects=_without(_R1_31_0.defects, "d311_residue", "short_rows"),
 )
 
+_HISTORY = (
+    *(_R1_24_0, _R1_24_1, _R1_25_0, _R1_26_0, _R1_27_0, _R1_28_0),
+    *(_R1_29_0, _R1_29_1, _R1_30_0, _R1_31_0, _R1_32_0),
+)
 RELEASES: Mapping[str, Release] = MappingProxyType(
-    {
-        release.version: release
-        for release in (
-            _R1_24_0,
-            _R1_24_1,
-            _R1_25_0,
-            _R1_26_0,
-            _R1_27_0,
-            _R1_28_0,
-            _R1_29_0,
-            _R1_29_1,
-            _R1_30_0,
-            _R1_31_0,
-            _R1_32_0,
-        )
-    }
+    {release.version: release for release in _HISTORY}
 )
 """Release name to table row, oldest first."""
 

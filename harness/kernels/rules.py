@@ -150,6 +150,7 @@ class RecomputeRules:
         unwritten_slots: Trailing slots past a multiple of 128 hold memory as it was (else 0).
         converts_ids: Wrappers cast ids, lengths and prefix sums to contiguous int32.
         odd_heads: Head counts of sparse attention recompute outside the usual rule.
+        repairs_single_row: Dense recompute lays the statistics of a single row out anew.
     """
 
     masked: MaskedCells
@@ -158,6 +159,7 @@ class RecomputeRules:
     unwritten_slots: bool = True
     converts_ids: bool = False
     odd_heads: tuple[int, ...] = ()
+    repairs_single_row: bool = False
 
 
 class LongLengths(StrEnum):
@@ -181,6 +183,7 @@ class AttentionBackwardRules:
         scales_first: dS is scaled in fp32 before its one rounding (else rounded twice).
         deterministic_heads: Head counts that ``deterministic=True`` serves.
         aligned_lse: ``lse`` must start at a multiple of 8 bytes.
+        own_kernels: (D, heads) with a kernel of their own beside the generic one for 64 heads.
     """
 
     checks_shapes: bool = False
@@ -188,3 +191,4 @@ class AttentionBackwardRules:
     scales_first: bool = True
     deterministic_heads: tuple[int, ...] = ()
     aligned_lse: bool = False
+    own_kernels: tuple[tuple[int, int], ...] = ()

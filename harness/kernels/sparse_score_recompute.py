@@ -29,9 +29,7 @@ _SM90_STEP = 128
 _LOG2E = math.log2(math.e)
 
 
-def _recompute(
-    attention: bool, context: KernelContext, arguments: Mapping[str, Any]
-) -> TupleDict:
+def _recompute(attention: bool, context: KernelContext, arguments: Mapping[str, Any]) -> TupleDict:
     """Model one call of either wrapper.
 
     Returns:
@@ -47,24 +45,15 @@ def _recompute(
     batch, rows, heads, depth = call.q.shape
     slots = call.ids.shape[2]
     result = _fresh(context, call)
-    flat = result.view(-1, slots)
-    q = call.q.reshape(-1, heads, depth)
-    per_head = call.per_head.reshape(-1, heads)
+    width = _written(context, slots)
     keys = SlotKeys.of(context, call)
     step = max(1, _CHUNK_BYTES // (4 * max(slots, 1) * (depth + 2 * heads)))
     for top in range(0, batch * rows, step):
         part = slice(top, min(top + step, batch * rows))
         gathered, counted = slot_keys(context, call, keys, part)
-        products = torch.bmm(q[part].float(), gathered.transpose(1, 2))
-        if "slot_arithmetic" in context.defects and context.arch == "sm100":
-            _disturb(context, call, products)
-        made = (
-            _targets(context, call, products, per_head[part], counted)
-            if attention
-            else _predictions(context, products, per_head[part], counted)
-        )
-        width = _written(context, slots)
-        flat[part, :width] = made[:, :width]
+        if width:
+            made = _scores(context, call, part, gathered, counted)
+            result.view(-1, slots)[part, :width] = made[:, :width]
     like, name = arguments[call.like], "target" if attention else "predict"
     if call.out is None:
         return TupleDict(**{name: context.hook.wrap_like(result, like)})
@@ -93,32 +82,47 @@ def _written(context: KernelContext, slots: int) -> int:
     return slots
 
 
-def _disturb(context: KernelContext, call: SparseRecomputeCall, products: torch.Tensor) -> None:
-    """Put what an unfinished accumulator holds in place of the products of its block.
+def _scores(
+    context: KernelContext,
+    call: SparseRecomputeCall,
+    part: slice,
+    gathered: torch.Tensor,
+    counted: torch.Tensor,
+) -> torch.Tensor:
+    """Normalised scores of some flat rows, fp32 (R, K)."""
+    heads, depth = call.q.shape[2:]
+    q = call.q.reshape(-1, heads, depth)[part].float()
+    per_head = call.per_head.reshape(-1, heads)[part].float()
+    products = torch.bmm(q, gathered.transpose(1, 2))
+    if "slot_arithmetic" in context.defects and context.arch == "sm100":
+        _disturb(context, call, products)
+    if call.attention:
+        return _targets(context, call.scale, products, per_head, counted)
+    return _predictions(context, products, per_head, counted)
 
-    That is the block before it in the same accumulator, or another row's (seeded noise) at first.
+
+def _disturb(context: KernelContext, call: SparseRecomputeCall, products: torch.Tensor) -> None:
+    """Put seeded noise in place of products that are read before they are done.
+
+    Hardware shows whatever the accumulator last held, and sometimes the right products.
     """
-    tile, slots = call.tile, products.shape[2]
-    wrong = unfinished_blocks(tile, call.q.shape[2], slots)
-    if not bool(wrong.any()):
-        return
-    noise = torch.randn(products.shape[:2] + (tile.block,), generator=context.generator)
-    noise *= products.std()
-    for block in torch.nonzero(wrong).flatten().tolist():
-        products[:, :, block * tile.block : (block + 1) * tile.block] = noise
+    block, slots = call.tile.block, products.shape[2]
+    for index in torch.nonzero(unfinished_blocks(call.tile, call.q.shape[2], slots)).flatten():
+        place = products[:, :, int(index) * block : (int(index) + 1) * block]
+        place.copy_(torch.randn(place.shape, generator=context.generator) * products.std())
 
 
 def _targets(
     context: KernelContext,
-    call: SparseRecomputeCall,
+    scale: float,
     products: torch.Tensor,
     lse: torch.Tensor,
     counted: torch.Tensor,
 ) -> torch.Tensor:
-    """Normalised head sums, fp32 (R, K)."""
-    products.mul_(call.scale * _LOG2E).sub_(lse.float().unsqueeze(2) * _LOG2E)
+    """Head sums of probabilities over their row sum."""
+    products.mul_(scale * _LOG2E).sub_(lse.unsqueeze(2) * _LOG2E)
     sums = head_sums(products, exponent_floor=False).masked_fill_(~counted, 0.0)
-    total = _computed(context, sums).sum(dim=1, keepdim=True)
+    total = sums[:, : _written(context, sums.shape[1])].sum(dim=1, keepdim=True)
     if context.arch == "sm90":
         return sums / (total + _SUM_FLOOR)
     return torch.where(total > _SUM_FLOOR, sums / total, 0.0)
@@ -127,23 +131,15 @@ def _targets(
 def _predictions(
     context: KernelContext, products: torch.Tensor, weights: torch.Tensor, counted: torch.Tensor
 ) -> torch.Tensor:
-    """Softmax of the scores, fp32 (R, K); a row without slots gives zeros."""
-    closed = ~(products > 0)
-    products.masked_fill_(closed, 0.0)
-    scores = torch.bmm(weights.float().unsqueeze(1), products).squeeze(1)
+    """Softmax of the scores; a row without slots gives zeros."""
+    products.masked_fill_(~(products > 0), 0.0)
+    scores = torch.bmm(weights.unsqueeze(1), products).squeeze(1)
     scores.masked_fill_(~counted, float("-inf"))
-    if scores.shape[1] == 0:
-        return scores
-    largest = _computed(context, scores).amax(dim=1, keepdim=True) if scores.numel() else scores
+    width = _written(context, scores.shape[1])
+    largest = scores[:, :width].amax(dim=1, keepdim=True)
     empty = largest <= _SCORE_FLOOR
-    weights_of = (scores - largest.masked_fill(empty, 0.0)).exp_().masked_fill_(~counted, 0.0)
-    total = _computed(context, weights_of).sum(dim=1, keepdim=True)
+    mass = (scores - largest.masked_fill(empty, 0.0)).exp_().masked_fill_(~counted, 0.0)
+    total = mass[:, :width].sum(dim=1, keepdim=True)
     if context.arch == "sm90":
         total = total + _SUM_FLOOR
-    return (weights_of / total).masked_fill_(empty, 0.0)
-
-
-def _computed(context: KernelContext, values: torch.Tensor) -> torch.Tensor:
-    """Slots that take part in the normaliser."""
-    width = _written(context, values.shape[1])
-    return values[:, :width] if width else values[:, :1] * 0.0
+    return (mass / total).masked_fill_(empty, 0.0)

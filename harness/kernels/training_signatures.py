@@ -48,9 +48,7 @@ INDEXER_BACKWARD_1_24 = build(
     **_GRADIENTS,
     stream=None,
 )
-INDEXER_BACKWARD_1_26 = insert_before(
-    INDEXER_BACKWARD_1_24, "d_index_q", topk_indices_global=False
-)
+INDEXER_BACKWARD_1_26 = insert_before(INDEXER_BACKWARD_1_24, "d_index_q", topk_indices_global=False)
 INDEXER_BACKWARD_1_27 = build(
     *_SPARSE_BACKWARD,
     "grad_loss",
@@ -140,9 +138,7 @@ _SPARSE_OPTIONS: dict[str, Any] = {
 SPARSE_ATTENTION_1_24 = build(
     "q_attn", "k_attn", "lse", "topk_indices", "softmax_scale", **_SPARSE_OPTIONS
 )
-SPARSE_INDEXER_1_24 = build(
-    "q_indexer", "k_indexer", "weights", "topk_indices", **_SPARSE_OPTIONS
-)
+SPARSE_INDEXER_1_24 = build("q_indexer", "k_indexer", "weights", "topk_indices", **_SPARSE_OPTIONS)
 
 ATTENTION_BACKWARD_1_24 = build(
     "q",

@@ -1,4 +1,4 @@
-"""Caller-owned scratch: what a wrapper asks of it. Models keep their own, so only refusals count."""
+"""Caller-owned scratch: what a wrapper asks of it. Models keep their own; refusals count."""
 
 from __future__ import annotations
 

@@ -63,14 +63,18 @@ class CollectiveCall:
         return f"{self.operation} #{self.sequence} of group {self.group}{label} (ranks {members})"
 
     @property
-    def text(self) -> str:
-        """The call in one line: place, tensors, caller."""
+    def details(self) -> str:
+        """Tensors and caller, such as ``float32 [8] at megatron/core/utils.py:96``."""
         tensors = " -> ".join(_shapes(part) for part in (self.inputs, self.outputs) if part)
         parts = [self.dtype, tensors, self.reduction]
         parts += [f"root {self.peer}"] if self.peer is not None and not self.pairwise else []
-        what = " ".join(part for part in parts if part)
-        where = f" at {' < '.join(self.at)}" if self.at else ""
-        return f"{self.place}{': ' if what else ''}{what}{where}"
+        parts += [f"at {' < '.join(self.at)}"] if self.at else []
+        return " ".join(part for part in parts if part)
+
+    @property
+    def text(self) -> str:
+        """The call in one line: place, tensors, caller."""
+        return f"{self.place}: {self.details}" if self.details else self.place
 
 
 _SHOWN = 8
@@ -88,7 +92,7 @@ class CollectiveKind(enum.StrEnum):
     MISSING = "missing"
     """Peers wait in a call that the named ranks never made."""
     EXTRA = "extra"
-    """The named ranks wait in a call that most of its group never made, and their peers for them"""
+    """The named ranks wait in a call that most of its group never made, and their peers wait too"""
     MISMATCH = "mismatch"
     """All came to the same call number of a group with different calls."""
     CIRCLE = "circle"
@@ -100,8 +104,7 @@ class RankCall:
     """The call in which one rank stood."""
 
     global_rank: int
-    call: CollectiveCall | None
-    """None when the rank waited in no collective."""
+    call: CollectiveCall
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -133,22 +136,22 @@ class CollectiveFinding:
     def text(self) -> str:
         """One or two sentences made of the calls."""
         calls = {item.global_rank: item.call for item in self.calls}
-        first = next((call for call in calls.values() if call is not None), None)
-        place = first.place if first is not None else f"{self.operation} #{self.sequence}"
         match self.kind:
             case CollectiveKind.MISSING:
+                place = calls[self.waiting[0]].place
                 return f"{_named(self.waiting)} in {place}, which {_named(self.ranks)} never called"
             case CollectiveKind.EXTRA:
-                mine = calls.get(self.ranks[0])
-                place = mine.place if mine is not None else place
+                place = calls[self.ranks[0]].place
                 return f"{_named(self.ranks)} alone in {place}; {_stands(calls, self.ranks)}"
             case CollectiveKind.CIRCLE:
                 return f"ranks wait for each other: {_stands(calls)}"
         group = f"group {self.group}{' ' + self.label if self.label else ''}"
-        odd = f"; {_named(self.ranks)} is the odd one" if len(self.ranks) == 1 else ""
-        return (
-            f"call #{self.sequence} of {group} differs in {self.field}: {_stands(calls)}{odd}"
+        made = "; ".join(
+            f"rank {rank} made {call.operation} {call.details}".rstrip()
+            for rank, call in list(calls.items())[:_SHOWN]
         )
+        odd = f"; {_named(self.ranks)} against the others" if self.ranks else ""
+        return f"call #{self.sequence} of {group} differs in {self.field}: {made}{odd}"
 
 
 def _named(ranks: tuple[int, ...]) -> str:
@@ -156,11 +159,7 @@ def _named(ranks: tuple[int, ...]) -> str:
     return f"{word} {', '.join(map(str, ranks))}"
 
 
-def _stands(calls: dict[int, CollectiveCall | None], without: tuple[int, ...] = ()) -> str:
-    shown = [
-        f"rank {rank} in {call.text}" if call is not None else f"rank {rank} in no collective"
-        for rank, call in calls.items()
-        if rank not in without
-    ]
+def _stands(calls: dict[int, CollectiveCall], without: tuple[int, ...] = ()) -> str:
+    shown = [f"rank {rank} in {call.text}" for rank, call in calls.items() if rank not in without]
     more = [f"and {len(shown) - _SHOWN} more"] if len(shown) > _SHOWN else []
     return "; ".join(shown[:_SHOWN] + more)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+from harness.record.collective import CollectiveCall, CollectiveFinding
+from harness.record.device_fault import CoreDump, SanitizerFinding
 from harness.record.environment import Environment
 from harness.record.evidence import (
     BehaviourEvidence,
@@ -74,6 +76,9 @@ class RankOutcome:
         waiting_in_collective: Whether its last requested stack dump shows it inside a
             torch.distributed call; None without such a dump.
         stacks: Path of its stack dump inside the run folder.
+        last_collective: Its last collective call, None when it made none.
+        oom_kills: Processes that the kernel's out-of-memory killer ended in the rank's cgroup while
+            the attempt ran.
         ended_s: Monotonic clock of its host when the fault was journaled or the end was seen.
     """
 
@@ -93,6 +98,8 @@ class RankOutcome:
     stacks: str | None = None
     ended_s: float | None = None
     phases: tuple[PhaseTiming, ...] = ()
+    last_collective: CollectiveCall | None = None
+    oom_kills: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,6 +112,8 @@ class FaultReport:
     cause: str
     """One sentence made of typed facts, never of log text."""
     victims: tuple[int, ...] = ()
+    collective: CollectiveFinding | None = None
+    """Where the ranks part company over their collectives, if they do."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -151,6 +160,8 @@ class Attempt:
     values: tuple[ValueEvidence, ...] = ()
     calls: tuple[CallEvidence, ...] = ()
     notes: tuple[NoteEvidence, ...] = ()
+    sanitizer: tuple[SanitizerFinding, ...] = ()
+    core_dumps: tuple[CoreDump, ...] = ()
     missing_capability: str | None = None
     """What is missing when the verdict is ``not_run``."""
 

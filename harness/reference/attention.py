@@ -109,7 +109,8 @@ class AttentionOperands:
         _, heads, width = self.query.shape
         return support.blocks(
             row_numbers=6 * heads,
-            key_numbers=width,
+            # Gathered keys, and two gradients for each of them.
+            key_numbers=3 * width,
             budget=self.chunk_bytes // self.torch_dtype.itemsize,
         )
 
@@ -196,7 +197,7 @@ def attention(operands: AttentionOperands, support: Support) -> AttentionResult:
                 latent, lse = attend(*arguments)
             latents.append(latent)
             lses.append(lse)
-            outputs.append(latent if up_v is None else _project(latent, up_v))
+            outputs.append(latent if up_v is None else project(latent, up_v))
     heads, device = operands.query.shape[1], operands.query.device
     if not latents:
         outputs = [torch.zeros(0, heads, operands.value_dim, dtype=dtype, device=device)]
@@ -207,7 +208,8 @@ def attention(operands: AttentionOperands, support: Support) -> AttentionResult:
     )
 
 
-def _project(latent: Tensor, up_v: Tensor) -> Tensor:
+def project(latent: Tensor, up_v: Tensor) -> Tensor:
+    """Return the output (r, H, V) of a latent (r, H, C) through ``up_v`` (H, V, C)."""
     return torch.einsum("rhc,hvc->rhv", latent, up_v)
 
 

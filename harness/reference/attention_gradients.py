@@ -19,12 +19,15 @@ from torch import Tensor
 from harness.reference.attention import (
     AttentionOperands,
     AttentionReference,
-    _project,
     probabilities,
+    project,
 )
 from harness.reference.expected import Expected
 from harness.reference.precision import full_precision
 from harness.reference.support import Block, Support
+
+_PIECE = 8192
+"""Keys upcast at a time."""
 
 
 @torch.no_grad()
@@ -65,29 +68,21 @@ class _Forward:
     p: Tensor
     lse: Tensor
     latent: Tensor
-    value_squares: Tensor
-    """(r or 1, 1, n) mean square of a value's numbers."""
 
 
 def _forward(operands: AttentionOperands, block: Block) -> _Forward:
-    dtype, latent_dim = operands.torch_dtype, operands.latent_dim
+    dtype = operands.torch_dtype
     q = operands.query[block.rows].to(dtype)
     gathered = block.gather(operands.key, dtype)
     p, lse = probabilities(block, q, gathered, operands.softmax_scale)
-    values = gathered[..., :latent_dim]
-    return _Forward(
-        q=q,
-        gathered=gathered,
-        p=p,
-        lse=lse,
-        latent=block.mix(p, values),
-        value_squares=_per_key(values.square().mean(-1)),
-    )
+    latent = block.mix(p, gathered[..., : operands.latent_dim])
+    return _Forward(q=q, gathered=gathered, p=p, lse=lse, latent=latent)
 
 
-def _per_key(numbers: Tensor) -> Tensor:
-    """Shape (n,) or (r, n) numbers so that they multiply (r, H, n)."""
-    return numbers.view(1, 1, -1) if numbers.dim() == 1 else numbers.unsqueeze(1)
+def _mean_squares(keys: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the mean square of each key's numbers, (N, 1), upcasting some keys at a time."""
+    pieces = [piece.to(dtype).square().mean(1, keepdim=True) for piece in keys.split(_PIECE)]
+    return torch.cat(pieces) if pieces else keys.new_zeros(0, 1, dtype=dtype)
 
 
 class _Sums:
@@ -100,10 +95,12 @@ class _Sums:
         self.output = self._zeros(rows, heads, operands.value_dim)
         self.output_scale = self._zeros(rows, heads, 1)
         self.lse = self._zeros(rows, heads)
+        self.value2 = _mean_squares(operands.key[:, : operands.latent_dim], operands.torch_dtype)
         self.with_gradients = with_gradients
         if not with_gradients:
             return
         num_keys = operands.key.shape[0]
+        self.key2 = _mean_squares(operands.key, operands.torch_dtype)
         self.query = self._zeros(rows, heads, width)
         self.query_squares = self._zeros(rows, heads, 1)
         self.key = self._zeros(num_keys, width)
@@ -119,12 +116,12 @@ class _Sums:
     def put_forward(self, block: Block, forward: _Forward) -> None:
         """Each p_n is rounded, then the latent, then the output."""
         latent = forward.latent
-        squares = (forward.p.square() * forward.value_squares).sum(2, keepdim=True)
+        squares = self._mixed_value2(block, forward)
         if self.up_v is None:
             self.output[block.rows] = latent
             self.output_scale[block.rows] = squares.sqrt()
         else:
-            self.output[block.rows] = _project(latent, self.up_v)
+            self.output[block.rows] = project(latent, self.up_v)
             projection = self.up_v.square().sum(2).mean(1).view(1, -1, 1)
             squares = (squares + latent.square().mean(2, keepdim=True)) * projection
             self.output_scale[block.rows] = squares.sqrt()
@@ -134,14 +131,15 @@ class _Sums:
         operands, p, latent = self.operands, forward.p, forward.latent
         grad = upstream
         if self.up_v is not None:
-            self._put_up_v(forward, upstream)
+            self._put_up_v(block, forward, upstream)
             grad = torch.einsum("rhv,hvc->rhc", upstream, self.up_v)
         dp = block.dot(grad, forward.gathered[..., : operands.latent_dim])
         products = dp - (grad * latent).sum(2, keepdim=True)
         ds = operands.softmax_scale * p * products
         self.query[block.rows] = block.mix(ds, forward.gathered)
-        block.scatter(self.key, ds, forward.q)
-        block.scatter(self.key[:, : operands.latent_dim], p, grad)
+        parts = block.parts(ds, forward.q)
+        parts[..., : operands.latent_dim] += block.parts(p, grad)
+        block.add_to(self.key, parts)
         self._put_scales(block, forward, grad, dp, products)
 
     def _put_scales(
@@ -156,20 +154,26 @@ class _Sums:
         p2 = forward.p.square()
         grad2 = grad.square().sum(2, keepdim=True)
         shared = grad2 * forward.latent.square().mean(2, keepdim=True)
+        value2 = block.gather(self.value2, self.value2.dtype).transpose(-1, -2)
         shared = scale2 * (shared + (p2 * dp.square()).sum(2, keepdim=True))
-        own = scale2 * (grad2 * forward.value_squares + products.square())
+        own = scale2 * (grad2 * value2 + products.square())
         ds2 = p2 * (own + shared)
-        key2 = _per_key(forward.gathered.square().mean(-1))
         mean_key2 = block.mix(forward.p, forward.gathered).square().mean(2, keepdim=True)
-        self.query_squares[block.rows] = (ds2 * key2).sum(2, keepdim=True) + shared * mean_key2
-        block.scatter(self.key_squares, ds2, forward.q.square().mean(2, keepdim=True))
-        block.scatter(self.key_squares, p2, grad.square().mean(2, keepdim=True))
+        key2 = block.gather(self.key2, self.key2.dtype)
+        self.query_squares[block.rows] = block.mix(ds2, key2) + shared * mean_key2
+        parts = block.parts(ds2, forward.q.square().mean(2, keepdim=True))
+        parts += block.parts(p2, grad.square().mean(2, keepdim=True))
+        block.add_to(self.key_squares, parts)
 
-    def _put_up_v(self, forward: _Forward, upstream: Tensor) -> None:
+    def _mixed_value2(self, block: Block, forward: _Forward) -> Tensor:
+        """Return ``sum_n p_n^2`` times the mean square of value n, (r, H, 1)."""
+        return block.mix(forward.p.square(), block.gather(self.value2, self.value2.dtype))
+
+    def _put_up_v(self, block: Block, forward: _Forward, upstream: Tensor) -> None:
         self.grad_up_v += torch.einsum("rhv,rhc->hvc", upstream, forward.latent)
-        squares = forward.latent.square().mean(2)
-        squares = squares + (forward.p.square() * forward.value_squares).sum(2)
-        self.up_v_squares += torch.einsum("rhv,rh->hv", upstream.square(), squares).unsqueeze(2)
+        squares = forward.latent.square().mean(2, keepdim=True)
+        squares = squares + self._mixed_value2(block, forward)
+        self.up_v_squares += torch.einsum("rhv,rho->hvo", upstream.square(), squares)
 
     def result(self, longest: int) -> AttentionReference:
         rows, heads, _ = self.operands.query.shape

@@ -56,7 +56,7 @@ class Expected:
         """Return the absolute bound, shaped like ``value``; finite and at least 0."""
         growing = tolerance.of_scale_sqrt_length * math.sqrt(self.length)
         growing += tolerance.of_scale_sqrt_partials * math.sqrt(self.partials - 1)
-        bound = tolerance.absolute(self.value) + (tolerance.of_scale + growing) * self.scale
+        bound = tolerance.without_scale(self.value) + (tolerance.of_scale + growing) * self.scale
         if growing:
             # Terms of one sign make running sums as great as the value itself.
             bound = bound + growing * self.value.abs()

@@ -21,6 +21,7 @@ from harness.reference.attention import AttentionOperands, probabilities
 from harness.reference.expected import Expected
 from harness.reference.operands import MARGIN_UNIT, Operands
 from harness.reference.precision import full_precision
+from harness.reference.scores import key_norms
 from harness.reference.support import Block, Support
 
 
@@ -146,7 +147,7 @@ def _blocks(indexer: Operands, attention: AttentionOperands, support: Support) -
     indexer_heads, indexer_width = indexer.q.shape[1:]
     return support.blocks(
         row_numbers=3 * heads + 6 * indexer_heads,
-        key_numbers=width + indexer_width,
+        key_numbers=width + 2 * indexer_width,
         budget=attention.chunk_bytes // max(attention.torch_dtype.itemsize, 4),
     )
 
@@ -174,6 +175,7 @@ class _Sums:
         self.q_squares, self.q_slack = self._zeros(rows, heads, 1), self._zeros(rows, heads, 1)
         self.weights_squares, self.weights_slack = (self._zeros(rows, heads) for _ in range(2))
         self.k_squares, self.k_slack = self._zeros(num_keys, 1), self._zeros(num_keys, 1)
+        self.norms = key_norms(indexer.k, dtype=indexer.torch_dtype).unsqueeze(1)
 
     def _zeros(self, *shape: int) -> Tensor:
         indexer = self.indexer
@@ -204,23 +206,21 @@ class _Sums:
         q, w, gathered, products = operands
         through = products > 0 if self.relu else torch.ones_like(products, dtype=torch.bool)
         passed = products * through
-        norms = block.dot(
-            torch.linalg.vector_norm(q, dim=2, keepdim=True),
-            torch.linalg.vector_norm(gathered, dim=-1, keepdim=True),
-        )
+        lengths = block.gather(self.norms, self.norms.dtype)
+        norms = block.dot(torch.linalg.vector_norm(q, dim=2, keepdim=True), lengths)
         # Products may cancel, so their norm counts beside what they come to.
         squares = passed.square() + norms.square() * through / q.shape[2]
         self.weights[block.rows] = torch.einsum("rn,rhn->rh", grad, passed)
         self.weights_squares[block.rows] = torch.einsum("rn,rhn->rh", either.square(), squares)
         grads = grad.unsqueeze(1) * w.unsqueeze(2) * through
         self.q[block.rows] = block.mix(grads, gathered)
-        block.scatter(self.k, grads, q)
+        block.add_to(self.k, block.parts(grads, q))
         squares = (either.unsqueeze(1) * w.unsqueeze(2) * through).square()
-        key2 = gathered.square().mean(-1, keepdim=True)
-        self.q_squares[block.rows] = block.mix(squares, key2)
-        block.scatter(self.k_squares, squares, q.square().mean(2, keepdim=True))
-        if self.relu:
-            near = (products != 0) & (products.abs() <= MARGIN_UNIT * norms)
+        self.q_squares[block.rows] = block.mix(squares, lengths.square()) / q.shape[2]
+        parts = block.parts(squares, q.square().mean(2, keepdim=True))
+        block.add_to(self.k_squares, parts)
+        near = (products != 0) & (products.abs() <= MARGIN_UNIT * norms)
+        if self.relu and near.any():
             self._put_slack(block, operands, grad.abs().unsqueeze(1) * near, norms)
 
     def _put_slack(
@@ -244,7 +244,7 @@ class _Sums:
         self.weights_slack[block.rows] = (near * MARGIN_UNIT * norms).sum(2)
         terms = near * w.abs().unsqueeze(2)
         self.q_slack[block.rows] = block.mix(terms, gathered.abs().amax(-1, keepdim=True))
-        block.scatter(self.k_slack, terms, q.abs().amax(2, keepdim=True))
+        block.add_to(self.k_slack, block.parts(terms, q.abs().amax(2, keepdim=True)))
 
     def result(self, longest: int) -> IndexerReference:
         rows, heads, _ = self.indexer.q.shape

@@ -51,19 +51,26 @@ class Block:
             return weights @ gathered
         return torch.bmm(weights, gathered)
 
-    def scatter(self, into: Tensor, weights: Tensor, rows: Tensor) -> None:
-        """Add ``sum_h weights[r, h, n] * rows[r, h]`` to ``into`` at each key.
+    def parts(self, weights: Tensor, rows: Tensor) -> Tensor:
+        """Return ``sum_h weights[r, h, n] * rows[r, h]`` for each gathered key.
 
         Args:
-            into: (N, D), written in place.
             weights: (r, h, n), 0 where masked.
             rows: (r, h, D).
+
+        Returns:
+            (r, n, D), or (n, D) summed over rows where the keys are shared.
         """
         if self.ids is None:
-            into[self.span] += weights.flatten(0, 1).t() @ rows.flatten(0, 1)
-            return
-        parts = torch.bmm(weights.transpose(1, 2), rows)
-        into.index_add_(0, self.ids.flatten(), parts.flatten(0, 1))
+            return weights.flatten(0, 1).t() @ rows.flatten(0, 1)
+        return torch.bmm(weights.transpose(1, 2), rows)
+
+    def add_to(self, keys: Tensor, parts: Tensor) -> None:
+        """Add ``parts`` to ``keys`` (N, D), in place, at the key of each."""
+        if self.ids is None:
+            keys[self.span] += parts
+        else:
+            keys.index_add_(0, self.ids.flatten(), parts.flatten(0, 1))
 
 
 class Support(Protocol):

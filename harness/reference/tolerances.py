@@ -54,7 +54,25 @@ class Tolerance:
     of_scale_sqrt_partials: float = 0.0
     reason: str
 
+    @property
+    def needs_scale(self) -> bool:
+        """True when a part of the bound is counted in the value's error scale."""
+        return bool(self.of_scale or self.of_scale_sqrt_length or self.of_scale_sqrt_partials)
+
     def absolute(self, expected: Tensor) -> float:
+        """Return the absolute bound for a reference value, a finite number.
+
+        Raises:
+            ToleranceError: when the bound needs an error scale.
+        """
+        if self.needs_scale:
+            raise ToleranceError(
+                "this tolerance is counted in the value's error scale, found a bare tensor; "
+                "compare with compare_expected and an Expected"
+            )
+        return self.without_scale(expected)
+
+    def without_scale(self, expected: Tensor) -> float:
         """Return the part of the absolute bound that needs no error scale, a finite number."""
         if not self.atol_of_max or not expected.numel():
             return self.atol

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, NoReturn, TextIO
 from harness.record.result import Phase
 from harness.runtime import control
 from harness.runtime.blame import exception_evidence
+from harness.runtime.collectives import journaled
 from harness.runtime.death import die_with_parent
 from harness.runtime.inject import PhaseInjector, for_rank
 from harness.runtime.journal import EXCEPTION, Journal
@@ -128,9 +129,10 @@ def run_task(task: Task, *, last: bool = True) -> bool:
         try:
             journal.phase(Phase.START)
             engine = _start(task)
-            journal.phase(Phase.RENDEZVOUS)
-            _rendezvous(task)
-            engine(task, journal)
+            with journaled(journal, device=task.device):
+                journal.phase(Phase.RENDEZVOUS)
+                _rendezvous(task)
+                engine(task, journal)
             if last:
                 _leave_group()
         except Exception as error:  # noqa: BLE001 (it becomes the rank's evidence)

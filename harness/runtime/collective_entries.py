@@ -1,9 +1,9 @@
 """The entry points of torch.distributed that are journaled, and where their arguments stand.
 
 Megatron-LM calls them as attributes of ``torch.distributed``, or through names that its modules
-bound when they were imported (``dist_all_gather_func`` in ``tensor_parallel/mappings.py``), some of
-them deprecated aliases. ``batch_isend_irecv`` is not in the table: it calls ``isend`` and ``irecv``,
-which are.
+bound when they were imported (``dist_all_gather_func`` in ``tensor_parallel/mappings.py``), some
+of them deprecated aliases. ``batch_isend_irecv`` is not in the table: it calls ``isend`` and
+``irecv``, which are.
 """
 
 from __future__ import annotations

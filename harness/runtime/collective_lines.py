@@ -1,9 +1,9 @@
 """Journal lines of collective calls, read back as calls. Standard library only.
 
-    {"t": 812.4, "e": "group", "name": "1", "label": "CP", "ranks": [0, 1]}
-    {"t": 812.4, "e": "collective", "n": 7, "group": "1", "seq": 3, "op": "all_gather", ...}
-    {"t": 812.5, "e": "returned", "n": 7}
-    {"t": 812.5, "e": "returned", "n": 8, "error": "RuntimeError"}
+{"t": 812.4, "e": "group", "name": "1", "label": "CP", "ranks": [0, 1]}
+{"t": 812.4, "e": "collective", "n": 7, "group": "1", "seq": 3, "op": "all_gather", ...}
+{"t": 812.5, "e": "returned", "n": 7}
+{"t": 812.5, "e": "returned", "n": 8, "error": "RuntimeError"}
 """
 
 from __future__ import annotations

@@ -12,11 +12,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import json
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import FrameType, ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from harness.runtime.blame import BUILD_PACKAGES
 from harness.runtime.collective_entries import (
@@ -29,10 +30,13 @@ from harness.runtime.collective_entries import (
 from harness.runtime.collective_lines import CALL, END, GROUP
 
 if TYPE_CHECKING:
+    from harness.record.result import Phase
     from harness.runtime.journal import Journal
 
+_BUILD = frozenset(BUILD_PACKAGES)
 _CALLERS_KEPT = 3
 _FRAMES_LOOKED_AT = 60
+_TEXTS_KEPT = 4096
 _FUNCTIONAL = "torch.distributed._functional_collectives"
 
 
@@ -50,6 +54,33 @@ _wrappers: dict[int, Function] = {}
 """Identity of an original function to its wrapper."""
 
 
+class _Facts(NamedTuple):
+    """What a call says about its tensors; equal facts give equal text."""
+
+    inputs: tuple[tuple[int, ...], ...] = ()
+    outputs: tuple[tuple[int, ...], ...] = ()
+    dtype: object = None
+    reduction: str = ""
+    peer: int | None = None
+    pairwise: bool = False
+    asynchronous: bool = False
+
+    def fields(self) -> dict[str, Any]:
+        """Return the fields of the journal line, those that say nothing left out."""
+        dtype = "" if self.dtype is None else str(self.dtype).removeprefix("torch.")
+        fields = {
+            "in": self.inputs,
+            "out": self.outputs,
+            "dtype": dtype,
+            "reduce": self.reduction.removeprefix("RedOpType."),
+            "peer": self.peer,
+            "pair": self.pairwise,
+            "async": self.asynchronous,
+        }
+        said = {key: value for key, value in fields.items() if value}
+        return said if self.peer is None else {**said, "peer": self.peer}
+
+
 class Recorder:
     """Writes one rank's calls to its journal."""
 
@@ -65,6 +96,7 @@ class Recorder:
         self._numbers = itertools.count()
         self._sequences: dict[tuple[str, str, int | None], int] = {}
         self._groups: dict[tuple[str, int], tuple[int, ...]] = {}
+        self._texts: dict[object, str] = {}
         self._lock = threading.Lock()
 
     def enter(self, entry: Entry, reader: Reader, args: Any, kwargs: Any) -> int | None:
@@ -77,28 +109,33 @@ class Recorder:
         if group is None:
             return None
         name = str(group.group_name)
+        callers = _callers(sys._getframe(2))
         with self._lock:
             ranks = self._ranks(group, name)
-            fields = self._fields(entry, reader, args, kwargs, ranks)
-            key = (name, _direction(entry), fields.get("peer") if entry.pairwise else None)
+            facts = self._facts(entry, reader, args, kwargs, ranks)
+            key = (name, _direction(entry), facts.peer if entry.pairwise else None)
             sequence = self._sequences.get(key, 0)
             self._sequences[key] = sequence + 1
             number = next(self._numbers)
-        self._journal.event(
-            CALL,
-            n=number,
-            group=name,
-            seq=sequence,
-            op=entry.operation,
-            **fields,
-            at=_callers(sys._getframe(2)),
-        )
+        text = self._text(name, entry, facts, callers)
+        self._journal.put(f'"e": "{CALL}", "n": {number}, "seq": {sequence}, {text}')
         return number
+
+    def _text(self, name: str, entry: Entry, facts: _Facts, callers: tuple[str, ...]) -> str:
+        """Return the part of a line that is the same for every call of this kind and place."""
+        key = (name, entry.operation, facts, callers)
+        text = self._texts.get(key)
+        if text is None:
+            if len(self._texts) >= _TEXTS_KEPT:
+                self._texts.clear()
+            fields = {"group": name, "op": entry.operation, **facts.fields(), "at": callers}
+            text = self._texts[key] = json.dumps(fields)[1:-1]
+        return text
 
     def leave(self, number: int, error: BaseException | None) -> None:
         """Write the line after a call."""
-        more = {"error": type(error).__name__} if error is not None else {}
-        self._journal.event(END, n=number, **more)
+        more = f', "error": {json.dumps(type(error).__name__)}' if error is not None else ""
+        self._journal.put(f'"e": "{END}", "n": {number}{more}')
 
     def _ranks(self, group: Any, name: str) -> tuple[int, ...]:
         key = (name, id(group))
@@ -112,31 +149,26 @@ class Recorder:
             self._journal.event(GROUP, name=name, label=label, ranks=list(ranks))
         return ranks
 
-    def _fields(
+    def _facts(
         self, entry: Entry, reader: Reader, args: Any, kwargs: Any, ranks: tuple[int, ...]
-    ) -> dict[str, Any]:
+    ) -> _Facts:
         """Describe a call's tensors; a wrong argument is torch's to refuse, not ours."""
-        fields: dict[str, Any] = {}
         try:
             given = _tensors(reader, entry.inputs, args, kwargs)
             received = _tensors(reader, entry.outputs, args, kwargs)
-            fields["in"] = [list(tensor.shape) for tensor in given]
-            fields["out"] = [list(tensor.shape) for tensor in received]
             tensors = given or received
-            if tensors:
-                fields["dtype"] = str(tensors[0].dtype).removeprefix("torch.")
             reduction = reader.get("op", args, kwargs)
-            if reduction is not None:
-                fields["reduce"] = str(reduction).removeprefix("RedOpType.")
-            if entry.root is not None:
-                fields["peer"] = _peer(reader, entry.root, args, kwargs, ranks)
-            if entry.pairwise:
-                fields["pair"] = True
-            if self._is_asynchronous(entry, reader, args, kwargs, tensors):
-                fields["async"] = True
+            return _Facts(
+                inputs=tuple([tuple(tensor.shape) for tensor in given]),
+                outputs=tuple([tuple(tensor.shape) for tensor in received]),
+                dtype=tensors[0].dtype if tensors else None,
+                reduction=str(reduction) if reduction is not None else "",
+                peer=_peer(reader, entry.root, args, kwargs, ranks) if entry.root else None,
+                pairwise=entry.pairwise,
+                asynchronous=self._is_asynchronous(entry, reader, args, kwargs, tensors),
+            )
         except Exception:  # noqa: BLE001 (the call itself is about to say what is wrong)
-            fields["undescribed"] = True
-        return fields
+            return _Facts(pairwise=entry.pairwise, asynchronous=entry.asynchronous)
 
     def _is_asynchronous(
         self, entry: Entry, reader: Reader, args: Any, kwargs: Any, tensors: list[Any]
@@ -189,17 +221,23 @@ def _direction(entry: Entry) -> str:
     return "send" if entry.root == ("dst", "group_dst") else "recv"
 
 
-def _callers(frame: FrameType | None) -> list[str]:
-    """Return the innermost callers outside torch and this module as ``file:line``."""
+def _callers(frame: FrameType | None) -> tuple[str, ...]:
+    """Return the innermost caller outside torch as ``file:line``, and who in the build called it.
+
+    One per file: a line inside Megatron's own wrappers of collectives serves many callers.
+    """
     found: list[str] = []
+    file = ""
     for _ in range(_FRAMES_LOOKED_AT):
         if frame is None or len(found) == _CALLERS_KEPT:
             break
         module = str(frame.f_globals.get("__name__", ""))
-        if not module.startswith(("torch.", "contextlib")) and module != __name__:
-            found.append(f"{_short(module, frame.f_code.co_filename)}:{frame.f_lineno}")
+        wanted = module.partition(".")[0] in _BUILD if found else not module.startswith("torch.")
+        if wanted and module != __name__ and frame.f_code.co_filename != file:
+            file = frame.f_code.co_filename
+            found.append(f"{_short(module, file)}:{frame.f_lineno}")
         frame = frame.f_back
-    return found
+    return tuple(found)
 
 
 @functools.cache
@@ -270,6 +308,12 @@ def install() -> None:
     _rebind({id(original): _wrappers[id(original)] for original in _originals.values()})
 
 
+def _install_late(phase: Phase) -> None:
+    """Wrap the functional collectives where the build has imported them only now."""
+    if _FUNCTIONAL in sys.modules and (_FUNCTIONAL, "all_reduce") not in _originals:
+        install()
+
+
 def uninstall() -> None:
     """Put everything back, for processes that go on with something else."""
     for (name, attribute), original in _originals.items():
@@ -298,8 +342,10 @@ def journaled(journal: Journal, *, device: str = "cpu") -> Iterator[None]:
     """
     global _recorder
     install()
+    journal.observers.append(_install_late)
     before, _recorder = _recorder, Recorder(journal, device=device)
     try:
         yield
     finally:
         _recorder = before
+        journal.observers.remove(_install_late)

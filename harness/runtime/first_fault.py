@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal as signals
 from collections.abc import Sequence
 
+from harness.record.collective import CollectiveFinding, CollectiveKind
 from harness.record.result import FaultReport, Phase, RankOutcome
 from harness.record.verdict import Verdict
 
@@ -12,12 +13,20 @@ _CUDA_MEMORY_ERRORS = frozenset({700, 701, 714, 715, 716, 717, 718, 719})
 """cudaErrorIllegalAddress and the sticky errors reported in its place (CUDA runtime API)."""
 
 
-def first_fault(ranks: Sequence[RankOutcome]) -> FaultReport | None:
+def first_fault(
+    ranks: Sequence[RankOutcome], collective: CollectiveFinding | None = None
+) -> FaultReport | None:
     """Return the first fault among the ranks, None when every rank completed.
 
     On one host the earliest cause wins. Across hosts clocks do not compare, so the class of cause
     decides: address fault, exception, signal or early exit, deadline, and last the echo of another
     rank's end inside a collective.
+
+    Args:
+        ranks: How each rank ended.
+        collective: Where the ranks part company over their collectives. Where it names one rank,
+            those without a cause of their own (a deadline, an echo, an end inside the call that
+            differs) only followed it.
     """
     faulty = [rank for rank in ranks if _cause(rank) is not None]
     if not faulty:
@@ -25,6 +34,13 @@ def first_fault(ranks: Sequence[RankOutcome]) -> FaultReport | None:
     one_host = len({rank.host for rank in ranks}) <= 1
     first = min(faulty, key=lambda rank: _order(rank, one_host))
     verdict, sentence = _describe(first)
+    if collective is not None:
+        named = _named(first, ranks, collective)
+        if named is first:
+            sentence = f"{sentence}; {collective.text}"
+        else:
+            sentence = f"{_place(named)}: {collective.text}; {sentence}"
+        first = named
     victims = tuple(r.global_rank for r in faulty if r.global_rank != first.global_rank)
     return FaultReport(
         verdict=verdict,
@@ -32,7 +48,18 @@ def first_fault(ranks: Sequence[RankOutcome]) -> FaultReport | None:
         phase=first.deadline or first.last_phase,
         cause=sentence,
         victims=victims,
+        collective=collective,
     )
+
+
+def _named(
+    first: RankOutcome, ranks: Sequence[RankOutcome], collective: CollectiveFinding
+) -> RankOutcome:
+    """Return the rank that the collectives name, where the first one has no cause of its own."""
+    inside = collective.kind is CollectiveKind.MISMATCH and first.global_rank in collective.waiting
+    if len(collective.ranks) == 1 and (inside or _cause(first) in _FOLLOWERS):
+        return next((r for r in ranks if r.global_rank == collective.ranks[0]), first)
+    return first
 
 
 def _cause(rank: RankOutcome) -> str | None:
@@ -53,6 +80,10 @@ def _cause(rank: RankOutcome) -> str | None:
 
 
 _CLASS_ORDER = ("address", "exception", "signal", "exit", "stopped", "deadline", "echo", "victim")
+
+
+_FOLLOWERS = ("deadline", "echo", "victim")
+"""Causes that may be the consequence of what another rank did or left undone."""
 
 
 def _order(rank: RankOutcome, one_host: bool) -> tuple[int, float, int, int]:
@@ -77,11 +108,14 @@ def _is_cuda_memory_error(rank: RankOutcome) -> bool:
 
 def _describe(rank: RankOutcome) -> tuple[Verdict, str]:
     phase = rank.deadline or rank.last_phase
-    where = f"rank {rank.global_rank} in phase {phase or 'start'}"
     verdict, text = _verdict(rank)
     if phase is Phase.RENDEZVOUS and verdict in (Verdict.CRASH, Verdict.HANG):
         verdict = Verdict.INFRASTRUCTURE
-    return verdict, f"{where}: {text}"
+    return verdict, f"{_place(rank)}: {text}"
+
+
+def _place(rank: RankOutcome) -> str:
+    return f"rank {rank.global_rank} in phase {rank.deadline or rank.last_phase or 'start'}"
 
 
 def _verdict(rank: RankOutcome) -> tuple[Verdict, str]:
@@ -91,6 +125,8 @@ def _verdict(rank: RankOutcome) -> tuple[Verdict, str]:
         return Verdict.HANG, f"process was stopped (state {rank.process_state})"
     if rank.deadline is not None:
         return Verdict.HANG, f"did not finish within the limit of phase {rank.deadline}"
+    if rank.signal == signals.SIGKILL and rank.oom_kills:
+        return Verdict.OUT_OF_MEMORY, "ended by the kernel's out-of-memory killer (SIGKILL)"
     if rank.signal is not None:
         return Verdict.CRASH, f"ended by signal {_signal_name(rank.signal)}"
     return Verdict.CRASH, f"exited with status {rank.exit_code} before its closing journal line"

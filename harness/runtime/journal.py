@@ -73,8 +73,17 @@ class Journal:
         )
 
     def _write(self, event: str, /, **fields: Any) -> None:
-        line = json.dumps({"t": round(time.monotonic(), 6), "e": event, **fields}) + "\n"
-        data = line.encode()
+        self.put(json.dumps({"e": event, **fields})[1:-1])
+
+    def put(self, fields: str) -> None:
+        """Write one line whose fields behind the time are JSON text already.
+
+        For what is written many times in a row; everything else goes through ``event``.
+
+        Raises:
+            OSError: if the line could not be written as a whole.
+        """
+        data = f'{{"t": {time.monotonic():.6f}, {fields}}}\n'.encode()
         written = os.write(self._descriptor, data)
         if written != len(data):
             raise OSError(f"journal line cut at {written} of {len(data)} bytes; is the disk full?")

@@ -22,6 +22,7 @@ from harness.record.evidence import (
 )
 from harness.record.result import Attempt, FactValue, Proof, RankOutcome, ScenarioResult
 from harness.record.verdict import Outcome, Verdict, primary
+from harness.runtime.collective_order import disagreement
 from harness.runtime.first_fault import first_fault
 from harness.runtime.journal import JournalContent
 from harness.scenario.known import VERSIONED, EffectiveBuild, matching_rule, rule_holds
@@ -52,7 +53,7 @@ def judge_attempt(
     paths = _all(PathEvidence, journals)
     layouts = _all(LayoutEvidence, journals)
     values = _all(ValueEvidence, journals)
-    fault = first_fault(ranks)
+    fault = first_fault(ranks, disagreement(journals))
     missing = _missing_capability(notes)
     verdicts: set[Verdict] = set()
     if fault is not None:

@@ -38,4 +38,5 @@ def rank_outcome(watch: Watch, content: JournalContent, run_folder: Path) -> Ran
         stacks=stack_file(watch.task.stacks, run_folder),
         ended_s=content.exception_s if content.exception_s is not None else watch.ended_s,
         phases=content.phases,
+        last_collective=content.collectives[-1] if content.collectives else None,
     )

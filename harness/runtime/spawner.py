@@ -121,8 +121,15 @@ class Spawner:
     def _probe(self, check: Callable[[], None]) -> ProbeFacts:
         ours, theirs = self._context.Pipe(duplex=False)
         process = self._context.Process(target=answer_probe, args=(theirs,))
-        process.start()
-        theirs.close()
+        try:
+            process.start()
+        except (EOFError, OSError) as error:
+            ours.close()
+            raise SpawnerError(
+                "the forkserver ended during its imports; its messages stand above"
+            ) from error
+        finally:
+            theirs.close()
         try:
             for _ in range(round(PRELOAD_S / 0.2)):
                 check()

@@ -1,4 +1,4 @@
-"""A whole group: what must not depend on CP size, packing or padding, and how losses are reduced."""
+"""A whole group: what may not depend on CP size, packing or padding, and how losses add up."""
 
 from __future__ import annotations
 

@@ -9,9 +9,12 @@ import torch
 
 from harness.record.codec import dumps
 from harness.reference import values
+from harness.reference.expected import Expected, compare_expected, sum_partials
 from harness.reference.site import Site
 from harness.reference.tolerances import Tolerance, ToleranceError, load_tolerances
 from harness.reference.values import compare_values
+
+SITE = Site(global_rank=0, cp_rank=0)
 
 
 def compare(actual, expected, atol=0.0, rtol=0.0, **options):
@@ -105,7 +108,7 @@ def test_evidence_has_the_numbers_and_the_reason():
     assert (record.max_abs_diff, record.max_rel_diff) == (0.5, 0.5)
     assert (record.tolerance_abs, record.tolerance_rel, record.reason) == (1.0, 0.5, "why")
     wrong = compare(torch.tensor([math.nan]), torch.tensor([1.0]))
-    assert '"max_abs_diff": "inf"' in dumps(wrong.evidence(Site(global_rank=0, cp_rank=0)))
+    assert '"max_abs_diff": "inf"' in dumps(wrong.evidence(SITE))
 
 
 @pytest.mark.parametrize("bad", [-1.0, math.nan, math.inf])
@@ -116,17 +119,77 @@ def test_bounds_that_allow_everything_are_refused(bad):
 
 def test_shipped_tolerances_catch_one_wrong_element():
     tolerances = load_tolerances()
-    expected = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
+    value = torch.randn(64, 64, generator=torch.Generator().manual_seed(0)).bfloat16().float()
+    expected = Expected(value=value, scale=torch.ones(64, 1), length=16)
     for name, by_dtype in tolerances.entries.items():
         for dtype in by_dtype:
-            bounds = tolerances.of(name, dtype)
-            atol = bounds.absolute(expected)
-            healthy = expected.bfloat16() if dtype == "bf16" else expected
-            wrong = healthy.clone()
-            wrong[3, 5] += 0.1
-            common = {"atol": atol, "rtol": bounds.rtol, "reason": bounds.reason}
-            assert compare_values(name, healthy, expected, **common).within
-            assert not compare_values(name, wrong, expected, **common).within
+            for element, size in ((3, 5), 0.1), ((63, 63), -0.1):
+                wrong = value.clone()
+                wrong[element] += size
+                common = {"dtype": dtype, "tolerances": tolerances}
+                assert compare_expected(name, value, expected, **common).within
+                found = compare_expected(name, wrong, expected, **common)
+                assert found.num_mismatched == 1
+                assert f"over its own bound: {found.max_bound_part:.6g} at index {element}" in (
+                    found.message
+                )
+
+
+def test_a_bound_of_its_own_for_each_element():
+    bounds = torch.tensor([[0.1, 1.0], [2.0, 0.5]])
+    actual = torch.tensor([[0.0, 0.5], [1.0, 0.6]])
+    found = compare(actual, torch.zeros(2, 2), atol=bounds)
+    assert (found.num_mismatched, found.max_abs_diff) == (1, 1.0)
+    assert found.atol == 0.5
+    assert found.max_bound_part == pytest.approx(1.2)
+    assert found.message.splitlines()[1:] == [
+        "Greatest absolute difference: 1 at index (1, 0)",
+        "Greatest relative difference: inf at index (0, 1) (up to 0 allowed)",
+        "Greatest difference over its own bound: 1.2 at index (1, 1) (up to 0.5 absolute allowed "
+        "there)",
+    ]
+    # A record of a failure never shows a difference below what it says was allowed.
+    assert found.evidence(SITE).max_abs_diff > found.evidence(SITE).tolerance_abs
+    assert compare(actual, torch.zeros(2, 2), atol=2 * bounds).within
+    with pytest.raises(ValueError, match=r"out: atol must be finite and at least 0, found -0\.4"):
+        compare(actual, torch.zeros(2, 2), atol=bounds - 0.5)
+
+
+def test_bounds_of_scale_grow_with_terms_and_partial_sums():
+    tolerance = Tolerance(
+        of_scale=0.5, of_scale_sqrt_length=0.25, of_scale_sqrt_partials=2.0, reason="why"
+    )
+    expected = Expected(
+        value=torch.tensor([[3.0, -1.0]]),
+        scale=torch.tensor([[2.0]]),
+        slack=torch.tensor([[0.125]]),
+        length=16,
+        partials=5,
+    )
+    growing = 0.25 * 4 + 2.0 * 2
+    assert expected.absolute(tolerance).tolist() == [
+        [1.0 + growing * (2 + 3) + 0.125, 1.0 + growing * (2 + 1) + 0.125]
+    ]
+    with pytest.raises(ToleranceError, match="is counted in the value's error scale"):
+        tolerance.absolute(expected.value)
+
+
+def test_partial_sums_add_values_and_squares_of_scales():
+    parts = [
+        Expected(value=torch.tensor([1.0]), scale=torch.tensor([3.0]), length=2),
+        Expected(
+            value=torch.tensor([-4.0]),
+            scale=torch.tensor([4.0]),
+            slack=torch.tensor([0.5]),
+            length=3,
+        ),
+    ]
+    total = sum_partials(parts)
+    assert (total.value.tolist(), total.scale.tolist()) == ([-3.0], [5.0])
+    assert (total.slack.tolist(), total.length, total.partials) == ([0.5], 5, 2)
+    assert sum_partials(parts[:1]) is parts[0]
+    with pytest.raises(ValueError, match="there are no partial sums to add up"):
+        sum_partials([])
 
 
 def test_tolerance_names_fall_back_to_the_part_before_the_dot():

@@ -94,3 +94,22 @@ def test_naming_the_preloads_does_not_import_torch():
         """
     )
     assert done.stdout.strip() == "[]", done.stderr
+
+
+@pytest.mark.ranks
+@pytest.mark.xdist_group("ranks")
+def test_a_preload_that_crashes_is_said(tmp_path):
+    broken = tmp_path / "torch"
+    broken.mkdir()
+    (broken / "__init__.py").write_text("raise SystemError('planted: a broken build')\n")
+    done = _run(
+        f"""
+        from harness.runtime.spawner import Spawner, SpawnerError
+        try:
+            Spawner(cuda=False, paths=[{str(tmp_path)!r}]).prepare()
+        except SpawnerError as error:
+            print(error)
+        """
+    )
+    assert "the forkserver ended during its imports" in done.stdout
+    assert "planted: a broken build" in done.stderr
