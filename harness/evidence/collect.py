@@ -19,7 +19,13 @@ from harness.evidence.path import path_evidence
 from harness.evidence.windows import kernel_windows, window_evidence
 from harness.layout import Pack
 from harness.production.recorder import Recorder
-from harness.record.evidence import Evidence, LayoutEvidence, OverlapStats, SelectionEvidence
+from harness.record.evidence import (
+    Evidence,
+    LayoutEvidence,
+    NoteEvidence,
+    OverlapStats,
+    SelectionEvidence,
+)
 from harness.reference.behaviours import BEHAVIOURS, check_behaviour
 from harness.reference.marks import Mark, sort_slots
 from harness.reference.operands import Operands
@@ -29,6 +35,11 @@ from harness.reference.selection import judge_selection
 from harness.reference.site import Site
 from harness.scenario.rules.expectations import loss_mode
 from harness.scenario.spec import Scenario
+
+SILENT_ACCESS = "silent access outside the row"
+"""Topic of notes on accesses that a modelled kernel makes as the real one would: unnoticed."""
+
+_SHOWN_FINDINGS = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,6 +61,7 @@ class Subject:
 def collect(recorder: Recorder, subject: Subject) -> Iterator[Evidence]:
     """Yield the evidence of one forward on one rank."""
     yield from kernel_calls(recorder, subject.site)
+    yield from _silent_accesses(recorder)
     layers = sorted({call.layer for call in recorder.calls})
     for layer in layers:
         site = replace(subject.site, layer=layer)
@@ -59,6 +71,19 @@ def collect(recorder: Recorder, subject: Subject) -> Iterator[Evidence]:
         if observation is not None:
             yield _gathered_keys(observation, subject, site)
             yield from _selections(recorder, observation, subject, site)
+
+
+def _silent_accesses(recorder: Recorder) -> Iterator[NoteEvidence]:
+    """Note the accesses outside a row that a kernel made without faulting."""
+    for found in recorder.findings[:_SHOWN_FINDINGS]:
+        text = (
+            f"{found.kernel}: {found.operand} row {found.row} index {found.index} is element "
+            f"{found.element_offset}, allowed {found.allowed} ({found.klass})"
+        )
+        yield NoteEvidence(topic=SILENT_ACCESS, text=text)
+    if len(recorder.findings) > _SHOWN_FINDINGS:
+        more = len(recorder.findings) - _SHOWN_FINDINGS
+        yield NoteEvidence(topic=SILENT_ACCESS, text=f"and {more} more")
 
 
 def _gathered_keys(observation: ScorerObservation, subject: Subject, site: Site) -> LayoutEvidence:

@@ -12,6 +12,8 @@ from harness.record.evidence import WindowEvidence
 from harness.reference.rows import RowTable
 from harness.reference.site import Site
 
+_ROWS_PER_PIECE = 64
+
 _SCORES = ("input_values", "scores")
 """Parameter names under which the top-k wrapper takes the score matrix."""
 
@@ -24,8 +26,10 @@ def watch_windows(recorder: Recorder) -> None:
 
 def _keep_windows(call: HookCall) -> None:
     scores = unwrap(call.result["scores"])
-    # Masked cells are -inf; a row's finite cells are the keys the kernel scored for it.
-    windows = (scores != -torch.inf).sum(dim=-1).reshape(-1)
+    # Masked cells are -inf; a row's finite cells are the keys the kernel scored for it. In pieces,
+    # since summing booleans makes an int64 copy of them.
+    pieces = scores.flatten(0, -2).split(_ROWS_PER_PIECE)
+    windows = torch.cat([(piece != -torch.inf).sum(dim=-1) for piece in pieces])
     call.result = {"windows": windows, "width": scores.size(-1)}
 
 

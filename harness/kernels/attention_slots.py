@@ -99,7 +99,7 @@ def check_lengths(
             "its last tile, and the loop over tiles does not meet its end",
         )
     if rules.long_lengths is not LongLengths.CLAMPED:
-        judge_lengths(bounds, ids, lengths, 0)
+        judge_lengths(bounds, Operand.of("topk_idxs", ids), lengths, 0)
 
 
 def slot_table(

@@ -98,7 +98,8 @@ def _used(
         return everywhere
     lengths = call.lengths.view(-1)[part].to(torch.int64)
     if "long_topk_lengths" in context.defects and _reads_on(context, call):
-        judge_lengths(bounds, call.ids.view(-1, slots), lengths, part.start)
+        operand = Operand.of("topk_indices", call.ids.view(-1, slots))
+        judge_lengths(bounds, operand, lengths, part.start)
     return torch.arange(slots) < lengths.unsqueeze(1)
 
 
@@ -107,20 +108,19 @@ def _reads_on(context: KernelContext, call: SparseRecomputeCall) -> bool:
     return context.arch == "sm90" or call.attention
 
 
-def judge_lengths(bounds: Bounds, ids: torch.Tensor, lengths: torch.Tensor, first_row: int) -> None:
+def judge_lengths(bounds: Bounds, operand: Operand, lengths: torch.Tensor, first_row: int) -> None:
     """Judge the ids that lengths above the slots make a kernel read.
 
     Args:
         bounds: Judge.
-        ids: (T, K), contiguous.
+        operand: Ids (T, K), contiguous.
         lengths: int64 (R,) of rows ``first_row`` on.
         first_row: Row of the first length.
 
     Raises:
         AddressFault: They leave the allocation.
     """
-    slots = ids.shape[1]
-    operand = Operand.of("topk_indices", ids)
+    slots = operand.shape[1]
     for row in torch.nonzero(lengths > slots).flatten().tolist():
         start = operand.base + (first_row + row) * operand.strides[0]
         bounds.touch_run(

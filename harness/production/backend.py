@@ -172,6 +172,7 @@ def _replacements(
             seed=seed,
         )
         flash_mla = modelled_flash_mla(arch=modelled.arch, findings=namespace.findings)
+        recorder.findings = namespace.findings
         capability = _CAPABILITY[modelled.arch]
         replaced["_current_sm"] = lambda: capability
         origin = "modelled"

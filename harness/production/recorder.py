@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from harness.record.evidence import AddressFaultEvidence
 from harness.record.result import Phase
 
 
@@ -48,11 +49,13 @@ class Recorder:
         transforms: Symbol to function applied to that symbol's result.
         reducers: Symbol to function that slims the kept call, so that score matrices of a long
             pack are not all held until the forward ends.
+        findings: Accesses outside a row that modelled kernels made without a fault, as a GPU would.
     """
 
     on_phase: Callable[[Phase], None] = lambda _phase: None
     transforms: dict[str, Transform] = field(default_factory=dict)
     reducers: dict[str, Reducer] = field(default_factory=dict)
+    findings: list[AddressFaultEvidence] = field(default_factory=list)
     calls: list[HookCall] = field(default_factory=list)
     layer: int = 1
     _depth: int = 0
@@ -60,6 +63,7 @@ class Recorder:
     def clear(self) -> None:
         """Forget the calls of the previous forward, and the tensors they hold."""
         self.calls = []
+        self.findings = []
 
     def record(
         self,

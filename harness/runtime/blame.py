@@ -7,6 +7,7 @@ import traceback
 from types import FrameType, TracebackType
 
 from harness.record.evidence import AddressFaultEvidence, ExceptionEvidence
+from harness.runtime.cuda_errors import OUT_OF_MEMORY, cuda_error_code
 
 BUILD_PACKAGES = (
     "megatron",
@@ -33,7 +34,7 @@ def exception_evidence(error: BaseException) -> ExceptionEvidence:
     if kind.__module__ != "builtins":
         name = f"{kind.__module__}.{name}"
     fault = getattr(error, "evidence", None)
-    code = getattr(error, "error_code", None)
+    code = cuda_error_code(error)
     origin = origin_of(error)
     return ExceptionEvidence(
         type=name,
@@ -42,8 +43,8 @@ def exception_evidence(error: BaseException) -> ExceptionEvidence:
         origin=origin,
         declined=origin == "build" and _raised_on_purpose(error),
         in_collective=_in_collective(error),
-        cuda_error=code if isinstance(code, int) else None,
-        out_of_memory=_out_of_memory(error),
+        cuda_error=code,
+        out_of_memory=code == OUT_OF_MEMORY or _out_of_memory(error),
         address_fault=fault if isinstance(fault, AddressFaultEvidence) else None,
     )
 

@@ -175,6 +175,8 @@ def _start(task: Task) -> Engine:
         "WORLD_SIZE": str(task.world_size),
         "LOCAL_WORLD_SIZE": str(task.world_size),
     }
+    if task.device == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
     # One host: a name that resolves to nothing, or slowly, must not decide over a rendezvous.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     import torch

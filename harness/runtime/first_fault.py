@@ -8,9 +8,7 @@ from collections.abc import Sequence
 from harness.record.collective import CollectiveFinding, CollectiveKind
 from harness.record.result import FaultReport, Phase, RankOutcome
 from harness.record.verdict import Verdict
-
-_CUDA_MEMORY_ERRORS = frozenset({700, 701, 714, 715, 716, 717, 718, 719})
-"""cudaErrorIllegalAddress and the sticky errors reported in its place (CUDA runtime API)."""
+from harness.runtime.cuda_errors import HARDWARE_ERRORS, MEMORY_ERRORS, STICKY_ERRORS
 
 
 def first_fault(
@@ -103,7 +101,7 @@ def _order(rank: RankOutcome, one_host: bool) -> tuple[int, float, int, int]:
 
 def _is_cuda_memory_error(rank: RankOutcome) -> bool:
     exception = rank.exception
-    return exception is not None and exception.cuda_error in _CUDA_MEMORY_ERRORS
+    return exception is not None and exception.cuda_error in MEMORY_ERRORS
 
 
 def _describe(rank: RankOutcome) -> tuple[Verdict, str]:
@@ -140,7 +138,9 @@ def _exception_verdict(rank: RankOutcome) -> tuple[Verdict, str]:
         return Verdict.MEMORY_FAULT, text
     if exception.out_of_memory:
         return Verdict.OUT_OF_MEMORY, text
-    if exception.origin == "harness":
+    if exception.cuda_error in HARDWARE_ERRORS:
+        return Verdict.INFRASTRUCTURE, text
+    if exception.origin == "harness" and exception.cuda_error not in STICKY_ERRORS:
         return Verdict.HARNESS_ERROR, text
     if exception.declined and exception.origin == "build":
         return Verdict.REFUSED, text

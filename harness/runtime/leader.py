@@ -6,6 +6,7 @@ Runs in the worker with rank 0 and needs no torch there, except under isolation 
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import sys
 import time
@@ -189,6 +190,9 @@ class Leader:
 
     def _starter(self) -> Starter:
         paths = (str(self._preflight.build.root),) if self._options.megatron else ()
+        if all(item.device == "cpu" for item in self._preflight.planned):
+            # Modelled kernels beside a GPU: nothing may find it, the preload included.
+            os.environ["CUDA_VISIBLE_DEVICES"] = ""
         if self._preflight.supervision == "node":
             return NodeStarter(paths=paths)
         num_workers = max(item.num_ranks for item in self._preflight.planned)
@@ -207,6 +211,9 @@ class Leader:
 
     def _one(self, item: Planned, runner: Runner, alone: Runner | None) -> str | None:
         """Run one scenario; return why nothing can run after it, None when the run goes on."""
+        if item.missing is not None:
+            self._not_run([item], item.missing)
+            return None
         self._progress.begin(item.scenario.id)
         number = len(self._attempts.get(item.scenario.id, ())) + 1
         try:

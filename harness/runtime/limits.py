@@ -38,7 +38,7 @@ class PhaseLimits:
         scenario_s: All phases from layout to record together (``limits.time_s``).
     """
 
-    start_s: float = 120.0
+    start_s: float = 180.0
     rendezvous_s: float = 60.0
     build_s: float = 180.0
     compile_s: float = 900.0

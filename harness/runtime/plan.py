@@ -44,12 +44,14 @@ class Planned:
     Attributes:
         file: Where it was read from, as ``file:line``.
         num_ranks: Processes it gets.
+        missing: What this node lacks for it; then it is not run, and says so.
     """
 
     scenario: Scenario
     file: str
     num_ranks: int
     device: Device
+    missing: str | None = None
 
     @property
     def group_key(self) -> str:
@@ -97,6 +99,9 @@ def plan(
 ) -> tuple[Planned, ...]:
     """Give each scenario its ranks and device.
 
+    Collectives on GPUs need one for each rank; where there are fewer, the scenario is kept as one
+    that cannot run here. At scorer level the ranks make do with what there is.
+
     Raises:
         UsageError: one line for each scenario that needs more ranks than there are, and for each
             injection that no scenario or rank is there for.
@@ -105,19 +110,22 @@ def plan(
     problems = []
     for item in loaded:
         scenario = item.scenario
+        on_gpu = num_gpus > 0 and scenario.kernels.source != "modelled"
         due = scenario.num_ranks
         if scenario.level == "scorer":
             due = min(world.world_size, len(scenario.logical_cp_ranks))
+            due = min(due, num_gpus) if on_gpu else due
         if due > world.world_size:
             problems.append(_too_few(item, due, world))
             continue
-        hardware = num_gpus > 0 and scenario.kernels.source != "modelled"
+        short = on_gpu and due > num_gpus
         planned.append(
             Planned(
                 scenario=scenario,
                 file=f"{item.file}:{item.line}",
                 num_ranks=due,
-                device="cuda" if hardware else "cpu",
+                device="cuda" if on_gpu else "cpu",
+                missing=f"{due} GPUs on this node, which has {num_gpus}" if short else None,
             )
         )
     if not problems:

@@ -65,3 +65,27 @@ def test_score_matrices_are_not_kept():
 
 def test_no_kernel_no_windows():
     assert kernel_windows(Recorder(), 1) is None
+
+
+def test_silent_accesses_of_a_kernel_are_noted():
+    from harness.evidence.collect import SILENT_ACCESS, Subject, collect
+    from harness.scenario.spec import MicrobatchSpec, ModelSpec, Scenario
+
+    pack = pack_sequences([4], cp_size=1)
+    scenario = Scenario(
+        id="t",
+        summary="",
+        model=ModelSpec(name="small"),
+        microbatches=(MicrobatchSpec(sequences=(4,)),),
+    )
+    subject = Subject(scenario=scenario, pack=pack, keys=torch.zeros(1, 4, 1), site=SITE)
+    recorder = Recorder()
+    assert list(collect(recorder, subject)) == []
+    namespace = modelled_namespace("1.26.0", defects=("long_lengths",))
+    recorder.findings = namespace.findings
+    lengths = torch.tensor([8, 4], dtype=torch.int32)
+    namespace.indexer_top_k_wrapper(torch.rand(2, 4), lengths, top_k=2)
+    notes = list(collect(recorder, subject))
+    assert notes
+    assert {note.topic for note in notes} == {SILENT_ACCESS}
+    assert "row 0" in notes[0].text

@@ -43,6 +43,18 @@ def test_modelled_kernels_stay_on_the_cpu_beside_gpus(make_scenario):
     assert plan([Found(modelled)], WORLD, OPTIONS, num_gpus=4)[0].device == "cpu"
 
 
+def test_fewer_gpus_than_ranks_is_a_missing_capability(make_scenario):
+    loaded = [
+        Found(make_scenario("a", ranks=4)),
+        Found(make_scenario("b", ranks=2)),
+        Found(make_scenario("c", ranks=8, level="scorer")),
+    ]
+    found = plan(loaded, WORLD, OPTIONS, num_gpus=2)
+    assert found[0].missing == "4 GPUs on this node, which has 2"
+    assert found[1].missing is None
+    assert (found[2].missing, found[2].num_ranks) == (None, 2)
+
+
 def test_too_few_ranks_are_said_for_every_scenario_at_once(make_scenario):
     loaded = [Found(make_scenario("a", ranks=8)), Found(make_scenario("b", ranks=16))]
     with pytest.raises(UsageError) as caught:
