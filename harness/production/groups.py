@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.process_groups_config import ProcessGroupCollection
@@ -68,3 +69,19 @@ def _harness_group(cp_group: Any) -> Any:
             own = group
     assert own is not None, "every rank belongs to its own context-parallel group"
     return own
+
+
+def gather_rows(local: torch.Tensor, groups: Groups) -> list[torch.Tensor]:
+    """Gather equally shaped tensors of the context-parallel ranks on the harness's own group.
+
+    Args:
+        local: ``[rows, ...]`` of this rank, outside any graph.
+        groups: Groups of this rank.
+
+    Returns:
+        One tensor per rank, in rank order.
+    """
+    local = local.contiguous()
+    parts = [torch.empty_like(local) for _ in range(groups.cp_size)]
+    dist.all_gather(parts, local, group=groups.harness_cp)
+    return parts

@@ -141,9 +141,10 @@ def executed(
 
 
 def cleanliness(done: Supervised, unclean: Sequence[str] = ()) -> tuple[NoteEvidence, ...]:
-    """Return notes on what an attempt left behind on the machine."""
+    """Return notes on what was seen of an attempt from outside and what it left behind."""
     stuck = [
         NoteEvidence(topic="stuck process", text=f"process {pid} survived SIGKILL")
         for pid in done.stuck
     ]
-    return (*stuck, *(NoteEvidence(topic="unclean GPU", text=text) for text in unclean))
+    found = (NoteEvidence(topic="unclean GPU", text=text) for text in unclean)
+    return (*done.notes, *stuck, *found)

@@ -27,6 +27,7 @@ from harness.runtime.death import die_with_parent
 from harness.runtime.inject import PhaseInjector, for_rank
 from harness.runtime.journal import EXCEPTION, Journal
 from harness.runtime.preload_names import PRELOAD, PRELOAD_TORCH
+from harness.runtime.pyspy import permit_tracing
 from harness.runtime.stack_timer import StackTimer
 from harness.runtime.task import Task
 
@@ -246,6 +247,7 @@ def _flush(number: int) -> None:
 @contextlib.contextmanager
 def _own_stacks(task: Task, journal: Journal) -> Iterator[None]:
     """Write Python stacks to the rank's file: on a fatal signal, on SIGUSR1, near a limit."""
+    permit_tracing()
     with open(task.stacks, "a") as stream:
         faulthandler.enable(stream, all_threads=True)
         faulthandler.register(signal.SIGUSR1, stream, all_threads=True)

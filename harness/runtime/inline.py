@@ -107,6 +107,7 @@ def _outcome(
         stacks=stack_file(task.stacks, places.folder.path),
         ended_s=content.exception_s if content.exception_s is not None else content.last_s,
         phases=content.phases,
+        last_collective=content.collectives[-1] if content.collectives else None,
     )
 
 

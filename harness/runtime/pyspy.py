@@ -32,7 +32,9 @@ TOPIC = "native stacks"
 _PR_SET_PTRACER = 0x59616D61
 _PR_SET_PTRACER_ANY = ctypes.c_ulong(-1)
 _CAP_SYS_PTRACE = 19
-_INNERMOST = 5
+_NATIVE_SHOWN = 2
+_PYTHON_SHOWN = 5
+_LONGEST_NAME = 60
 _LARGEST = 16 * 2**20
 
 
@@ -161,18 +163,29 @@ def tracing_rights(root: Path = Path("/")) -> str:
 
 
 def innermost(file: Path) -> str | None:
-    """Return the innermost frames of the main thread in a dump, None when it cannot be read."""
+    """Return where the main thread of a dump stands, None when it cannot be read.
+
+    A few native frames, without addresses that have no name and what binds them to Python, then
+    the innermost Python frames.
+    """
     try:
         with open(file, "rb") as stream:
             threads = json.loads(stream.read(_LARGEST))
         main = next((t for t in threads if t["thread_name"] == "MainThread"), threads[0])
-        frames = [_frame(frame) for frame in main["frames"]]
+        native = [_frame(f) for f in main["frames"] if f.get("module") and not _is_glue(f)]
+        python = [_frame(f) for f in main["frames"] if not f.get("module")]
     except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
         return None
-    return " < ".join(frames[:_INNERMOST]) or None
+    if python and main["frames"] and not main["frames"][0].get("module"):
+        native = []
+    return " < ".join(native[:_NATIVE_SHOWN] + python[:_PYTHON_SHOWN]) or None
+
+
+def _is_glue(frame: dict[str, Any]) -> bool:
+    return str(frame["name"]).startswith(("0x", "pybind11::", "_Py", "Py"))
 
 
 def _frame(frame: dict[str, Any]) -> str:
     line = f":{int(frame['line'])}" if frame.get("line") else ""
     file = frame.get("short_filename") or frame.get("filename") or "?"
-    return f"{frame['name']} ({file}{line})"[:200]
+    return f"{frame['name'][:_LONGEST_NAME]} ({file}{line})"[:200]

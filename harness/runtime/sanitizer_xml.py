@@ -132,7 +132,7 @@ def _finding(leaves: dict[str, list[str]], tool: str, global_rank: int | None) -
         direction=_first(leaves, "what.direction", "direction").lower(),
         size=_number(_first(leaves, "what.size", "what.accessSize", "accessSize")),
         address=_first(leaves, "what.address", "what.accessAddress", "what.errorAddress"),
-        allocation=near.group() if near else "",
+        allocation=near.group().strip() if near else "",
         kernel=_first(leaves, "where.func", "deviceStack.frame.func", "func"),
         source=f"{file}:{line}" if file and line else file,
         thread=_index(leaves, "threadIdx"),

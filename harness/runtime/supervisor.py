@@ -9,7 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from harness.record.evidence import NoteEvidence
 from harness.record.result import SCENARIO_PHASES, Phase, RankOutcome
+from harness.runtime import pyspy
+from harness.runtime.cgroup import OomWatch, with_oom_kills
 from harness.runtime.journal import OK, JournalContent, PhaseTail, read_journal
 from harness.runtime.limits import GRACE_S, KILL_S, POLL_S, STACKS_S, PhaseLimits
 from harness.runtime.outcome import rank_outcome
@@ -83,6 +86,7 @@ class Supervised:
         duration_s: From there to the last end.
         stuck: Processes that survived SIGKILL.
         interrupted: The run was asked to stop; the outcomes say nothing about the scenario.
+        notes: What was seen of stuck processes from outside.
     """
 
     ranks: tuple[RankOutcome, ...]
@@ -90,6 +94,7 @@ class Supervised:
     duration_s: float
     stuck: tuple[int, ...] = ()
     interrupted: bool = False
+    notes: tuple[NoteEvidence, ...] = ()
 
     @property
     def clean(self) -> bool:
@@ -111,6 +116,7 @@ class Supervisor:
     stop_requested: Callable[[], bool] = lambda: False
     heartbeat: Callable[[Mapping[int, Phase], float], None] = lambda phases, since_s: None
     _watches: list[Watch] = field(default_factory=list)
+    _notes: tuple[NoteEvidence, ...] = ()
 
     def run(
         self, tasks: Sequence[Task], start: Callable[[Task], RankProcess], *, keep: bool = False
@@ -124,7 +130,8 @@ class Supervisor:
                 none of the attempt is running when this returns, except those in ``stuck``.
         """
         started_s = time.monotonic()
-        self._watches = []
+        self._watches, self._notes = [], ()
+        memory = OomWatch()
         try:
             for task in tasks:
                 self._watches.append(Watch(task, start(task), time.monotonic()))
@@ -143,11 +150,12 @@ class Supervisor:
             for watch, content in zip(self._watches, journals, strict=True)
         )
         return Supervised(
-            ranks=ranks,
+            ranks=with_oom_kills(ranks, memory.kills()),
             journals=journals,
             duration_s=duration_s,
             stuck=stuck,
             interrupted=interrupted,
+            notes=self._notes,
         )
 
     def _watch(self, limits: PhaseLimits, started_s: float) -> bool:
@@ -184,6 +192,16 @@ class Supervisor:
             if watch.left_s(now, limits) <= GRACE_S:
                 watch.deadline = watch.last_phase()[0]
         self._dump_stacks(running)
+        targets = [
+            pyspy.Target(
+                global_rank=watch.task.global_rank,
+                pid=watch.process.pid,
+                file=Path(watch.task.native_stacks),
+                stopped=watch.state in ("T", "t"),
+            )
+            for watch in running
+        ]
+        self._notes += pyspy.dump(targets, self.run_folder)
 
     @staticmethod
     def _dump_stacks(running: Sequence[Watch]) -> None:

@@ -61,6 +61,11 @@ class Task:
         return self._file("stacks")
 
     @property
+    def native_stacks(self) -> str:
+        """Path of the rank's stacks with native frames, where py-spy wrote them."""
+        return self._file("pyspy.json")
+
+    @property
     def stdout(self) -> str:
         """Path that receives the rank's standard output."""
         return self._file("out")

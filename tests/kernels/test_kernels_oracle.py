@@ -6,19 +6,15 @@ they raise before that is the oracle. Only the exception type is compared.
 
 from __future__ import annotations
 
-import contextlib
 import importlib
-from unittest import mock
 
 import pytest
-import torch
+from kernel_oracle import CAPABILITY, VERSION, assert_same, outcome, pretended_device
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from harness.kernels import RELEASES, modelled_namespace
-from harness.kernels.detect import installed_facts, installed_kernels
+from harness.kernels.detect import installed_facts
 
-VERSION = installed_kernels().cudnn_frontend
-CAPABILITY = {"sm90": (9, 0), "sm100": (10, 0)}
 pytestmark = [
     pytest.mark.skipif(
         VERSION != "1.32.0",
@@ -27,41 +23,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor"),
 ]
 _FORWARD = "cudnn.deepseek_sparse_attention.indexer_forward"
-
-
-class ReachedCompilerError(Exception):
-    """The real wrapper accepted the call: it went on to convert tensors for the compiler."""
-
-
-def _reached(*_args, **_keywords):
-    raise ReachedCompilerError
-
-
-@contextlib.contextmanager
-def pretended_device(arch):
-    """Make the real wrappers believe in a device of ``arch`` and stop them at the compiler."""
-    patches = {
-        "torch.cuda.get_device_capability": lambda *_a, **_k: CAPABILITY[arch],
-        "torch.cuda.current_device": lambda: 0,
-        "torch.cuda.is_current_stream_capturing": lambda: False,
-        f"{_FORWARD}._interface.resolve_stream": lambda stream=None: stream,
-        f"{_FORWARD}._interface._torch_stream_context": lambda *_a: contextlib.nullcontext(),
-        f"{_FORWARD}._interface._to_cute_tensor": _reached,
-        f"{_FORWARD}._interface_sm90.resolve_stream": lambda stream=None: stream,
-        f"{_FORWARD}._interface_sm90._torch_stream_context": lambda *_a: contextlib.nullcontext(),
-        f"{_FORWARD}._interface_sm90._to_cute_tensor": _reached,
-        f"{_FORWARD}._compressed_top_k_sm100.resolve_stream": lambda stream=None: stream,
-        f"{_FORWARD}._compressed_top_k_sm100._to_cute_tensor": _reached,
-    }
-    cache = importlib.import_module(
-        "cudnn.deepseek_sparse_attention.utils.runtime"
-    )._device_capability
-    with contextlib.ExitStack() as stack:
-        stack.callback(cache.cache_clear)
-        for target, replacement in patches.items():
-            stack.enter_context(mock.patch(target, replacement))
-        cache.cache_clear()
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -75,37 +36,6 @@ def real():
     _ = DSA.indexer_forward_top_k_wrapper, DSA.IndexerTopK
     importlib.import_module(f"{_FORWARD}._compressed_top_k_sm100")
     return DSA
-
-
-class Make:
-    """Builds the same call for the real wrapper (fake CUDA tensors) and for the model."""
-
-    def __init__(self, device):
-        self.device = device
-
-    def bf16(self, *shape):
-        return torch.zeros(shape, dtype=torch.bfloat16, device=self.device)
-
-    def fp32(self, *shape):
-        return torch.zeros(shape, device=self.device)
-
-    def int32(self, *values):
-        return torch.tensor(values, dtype=torch.int32, device=self.device)
-
-    def bshd(self, rows=4, keys=4, heads=32, depth=128, batch=1):
-        return (
-            self.bf16(batch, rows, heads, depth),
-            self.bf16(batch, keys, 1, depth),
-            self.bf16(batch, rows, heads),
-        )
-
-    def thd(self, rows=4, keys=4, heads=32):
-        q, k, w = self.bshd(rows, keys, heads)
-        return q[0], k[0], w[0]
-
-    def cu(self, *values, rows=4):
-        cu = self.int32(0, *(values or (rows,)))
-        return {"cu_seqlens_q": cu, "cu_seqlens_k": cu, "max_seqlen_q": rows, "max_seqlen_k": rows}
 
 
 SCORING = {
@@ -224,24 +154,6 @@ TOP_K = {
     "tie_break": lambda m: ((m.fp32(4, 16), m.int32(1, 2, 3, 4), 4), {"tie_break": 2}),
     "tie_break_3": lambda m: ((m.fp32(4, 16), m.int32(1, 2, 3, 4), 4), {"tie_break": 3}),
 }
-
-
-def outcome(function, case, device):
-    """Exception type of a call; None when it was accepted."""
-    arguments, keywords = case(Make(device))
-    try:
-        function(*arguments, **keywords)
-    except ReachedCompilerError:
-        return None
-    except Exception as error:  # noqa: BLE001 - the type is what is compared
-        return type(error)
-    return None
-
-
-def assert_same(real_function, model, case, arch):
-    with pretended_device(arch), FakeTensorMode(allow_non_fake_inputs=True):
-        expected = outcome(real_function, case, "cuda")
-    assert outcome(model, case, "cpu") is expected
 
 
 @pytest.mark.parametrize("arch", sorted(CAPABILITY))

@@ -15,7 +15,8 @@ from harness.runtime.pyspy import Target, dump, dump_command, find, innermost, t
 
 
 def _frame(name, file="lib.so", line=0):
-    return {"name": name, "short_filename": file, "filename": f"/x/{file}", "line": line}
+    module = f"/x/{file}" if ".so" in file else None
+    return {"name": name, "short_filename": file, "module": module, "line": line}
 
 
 STACKS = [
@@ -23,7 +24,9 @@ STACKS = [
     {
         "thread_name": "MainThread",
         "frames": [
+            _frame("0x7f00", "libc.so.6"),
             _frame("waitRecv", "libtorch_cpu.so"),
+            _frame("pybind11::cpp_function::dispatcher", "libtorch_python.so"),
             _frame("all_reduce", "distributed_c10d.py", 41),
         ],
     },
@@ -178,3 +181,25 @@ def test_the_real_py_spy_sees_a_sleeping_and_a_stopped_process(tmp_path, sleeper
     assert "asleep (<string>:4)" in note.text
     assert ("nanosleep" in note.text) is not stopped, "native frames need a running process"
     assert process_state(sleeper.pid) == ("T" if stopped else "S")
+
+
+class TestRanks:
+    pytestmark = [pytest.mark.ranks, pytest.mark.xdist_group("ranks")]
+
+    def test_a_deadline_leaves_the_native_stacks_of_all_ranks(self, fresh, make_planned):
+        runner = fresh(inject=("sigstop@1:select",))
+        done = runner.run(make_planned(time_s=1.0), 1)
+        texts = [note.text for note in done.notes if note.topic == pyspy.TOPIC]
+        if find() is None:
+            assert len(texts) == 1 and "not installed" in texts[0]
+            return
+        if any("permission denied" in text for text in texts):
+            pytest.skip(texts[0])
+        assert "c10d::Work::wait (libtorch_cpu.so)" in texts[0]
+        assert "tiny_engine.py" in texts[0] and "rank0.pyspy.json" in texts[0]
+        assert "inject.py" in texts[1], "of the stopped rank, which writes no stack itself"
+        assert len(list(runner._places.folder.path.glob("ranks/*/1/rank*.pyspy.json"))) == 2
+
+    def test_an_attempt_without_a_deadline_asks_nobody(self, fresh, make_planned):
+        done = fresh(inject=("sigsegv@1:score",)).run(make_planned(), 1)
+        assert [note for note in done.notes if note.topic == pyspy.TOPIC] == []
