@@ -202,9 +202,9 @@ def _check_compile(rules: IndexerBackwardRules, heads: int, slots: int, block: i
         f"{heads} heads; the kernel asserts at least 64",
     )
     require(
-        slots > 0 and slots % block == 0,
+        slots % block == 0 and (slots > 0 or not rules.positive_width),
         AssertionError,
-        f"{slots} slots; the kernel asserts a positive multiple of block_I {block}",
+        f"{slots} slots; the kernel asserts a (positive) multiple of block_I {block}",
     )
 
 

@@ -110,6 +110,10 @@ def _prepare(
     q, k, aux = (context.hook.unwrap(arguments[key]) for key in ("q", "k", per_head))
     thd = is_thd(arguments)
     _check_axes(q, k, aux, thd, per_head)
+    scaled = any(arguments.get(key) is not None for key in ("q_scale", "k_scale"))
+    require(
+        not scaled or context.arch == "sm100", NotImplementedError, "block scales are SM100-only"
+    )
     require_bf16_path(arguments)
     _check_dtypes(q, k, aux, per_head)
     ratio = int(arguments["ratio"])

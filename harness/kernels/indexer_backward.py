@@ -48,9 +48,9 @@ def indexer_backward(context: KernelContext, arguments: Mapping[str, Any]) -> Tu
 
 def _overwrite_scores(call: SparseBackwardCall) -> None:
     """First stage, in place, some rows at a time."""
-    width = max(call.target.shape[-1], 1)
-    step = max(1, _CHUNK_BYTES // (16 * width))
-    targets, predicts = call.target.view(-1, width), call.predict.view(-1, width)
+    batch, rows, width = call.target.shape
+    step = max(1, _CHUNK_BYTES // (16 * max(width, 1)))
+    targets, predicts = (t.view(batch * rows, width) for t in (call.target, call.predict))
     for top in range(0, targets.shape[0], step):
         part = slice(top, top + step)
         signal, total = probability_signal(targets[part], predicts[part], call.scale)
@@ -69,7 +69,7 @@ def _gradients(context: KernelContext, call: SparseBackwardCall) -> dict[str, to
     d_q = torch.empty(batch * rows, heads, depth)
     d_w = torch.empty(batch * rows, heads)
     flat_q, flat_w = call.q.reshape(-1, heads, depth), call.w.reshape(-1, heads)
-    signals, ids = call.target.view(-1, slots), call.ids.reshape(-1, slots)
+    signals, ids = (t.reshape(batch * rows, slots) for t in (call.target, call.ids))
     step = max(1, _CHUNK_BYTES // (4 * max(slots, 1) * (2 * depth + 2 * heads)))
     for top in range(0, batch * rows, step):
         part = slice(top, min(top + step, batch * rows))

@@ -55,7 +55,7 @@ def slot_keys(
     """
     rows, slots = call.ids.shape[1:]
     count = call.k.shape[1]
-    raw = call.ids.view(-1, slots)[part].to(torch.int64)
+    raw = call.ids.flatten(0, 1)[part].to(torch.int64)
     owner = torch.arange(part.start, part.stop).div(rows, rounding_mode="floor").unsqueeze(1)
     low = owner * count
     local = raw - low if call.ids_global else raw
@@ -98,7 +98,7 @@ def _used(
         return everywhere
     lengths = call.lengths.view(-1)[part].to(torch.int64)
     if "long_topk_lengths" in context.defects and _reads_on(context, call):
-        operand = Operand.of("topk_indices", call.ids.view(-1, slots))
+        operand = Operand.of("topk_indices", call.ids.flatten(0, 1))
         judge_lengths(bounds, operand, lengths, part.start)
     return torch.arange(slots) < lengths.unsqueeze(1)
 

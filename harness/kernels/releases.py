@@ -288,7 +288,12 @@ _R1_28_0 = replace(
 _R1_29_0 = replace(
     _R1_28_0,
     version="1.29.0",
-    indexer_backward=_edited(_R1_28_0.indexer_backward, overwrites_index_score=False),
+    indexer_backward=_changed(
+        _R1_28_0.indexer_backward,
+        sm100=replace(
+            _R1_28_0.indexer_backward["sm100"], overwrites_index_score=False, positive_width=True
+        ),
+    ),
     attention_backward=_frozen(
         sm90=replace(_R1_28_0.attention_backward["sm90"], long_lengths=LongLengths.CLAMPED),
         sm100=replace(

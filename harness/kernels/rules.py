@@ -91,6 +91,7 @@ class IndexerBackwardRules:
         rows_on_grid_y: Grid is (B, Sq), so rows are limited; (Sq, B) limits batches.
         small_heads: Head counts below 64 that are served.
         heads_error: How other head counts below 64 are refused.
+        positive_width: A width of 0 is refused.
         checks_owner: Ids of another batch are told apart on this architecture.
         second_backend: ``backend="sm100_v2"`` is served.
         deterministic: ``deterministic=True`` is served.
@@ -103,6 +104,7 @@ class IndexerBackwardRules:
     rows_on_grid_y: bool = False
     small_heads: tuple[int, ...] = ()
     heads_error: type[Exception] = AssertionError
+    positive_width: bool = False
     checks_owner: bool = False
     second_backend: bool = False
     deterministic: bool = False

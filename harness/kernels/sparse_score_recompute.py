@@ -53,7 +53,7 @@ def _recompute(attention: bool, context: KernelContext, arguments: Mapping[str, 
         gathered, counted = slot_keys(context, call, keys, part)
         if width:
             made = _scores(context, call, part, gathered, counted)
-            result.view(-1, slots)[part, :width] = made[:, :width]
+            result.view(batch * rows, slots)[part, :width] = made[:, :width]
     like, name = arguments[call.like], "target" if attention else "predict"
     if call.out is None:
         return TupleDict(**{name: context.hook.wrap_like(result, like)})

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
 
+from harness.record.device_fault import CoreDump
 from harness.record.evidence import NoteEvidence
 from harness.record.result import RankOutcome
+from harness.runtime.coredump import collect
 from harness.runtime.devices import unclean_gpus, used_memory
 from harness.runtime.journal import JournalContent
 from harness.runtime.options import Isolation, Options
@@ -28,6 +30,7 @@ class Executed:
         started_at: UTC, ISO 8601.
         shared_with: Scenarios that ran before in the same processes, which a fault retires.
         interrupted: The run was asked to stop; this is no evidence about the scenario.
+        core_dumps: CUDA core dumps of its ranks.
         lost: Why nothing can run after this attempt, None when the run can go on.
     """
 
@@ -39,6 +42,7 @@ class Executed:
     notes: tuple[NoteEvidence, ...] = ()
     shared_with: tuple[Planned, ...] = ()
     interrupted: bool = False
+    core_dumps: tuple[CoreDump, ...] = ()
     lost: str | None = None
 
     @property
@@ -82,6 +86,13 @@ class Places:
             options=self.options,
         )
 
+    def with_core_dumps(self, done: Executed, tasks: Sequence[Task]) -> Executed:
+        """Look at what core dumps the ranks of a faulty attempt left."""
+        if done.clean or not tasks[0].core_dumps:
+            return done
+        dumps = collect(tasks[0].dumps, self.folder.path, done.ranks)
+        return replace(done, core_dumps=dumps)
+
 
 def drop_store(tasks: Sequence[Task]) -> None:
     """Remove the rendezvous file of an attempt that is over."""
@@ -119,7 +130,8 @@ class FreshRunner:
         if not (done.clean or done.interrupted):
             self._starter.check()
         unclean = unclean_gpus(baseline) if baseline else ()
-        return executed(done, started_at, "scenario", notes=cleanliness(done, unclean))
+        result = executed(done, started_at, "scenario", notes=cleanliness(done, unclean))
+        return self._places.with_core_dumps(result, tasks)
 
     def close(self) -> None:
         """Nothing is kept."""

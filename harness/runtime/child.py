@@ -23,6 +23,8 @@ from harness.record.result import Phase
 from harness.runtime import control
 from harness.runtime.blame import exception_evidence
 from harness.runtime.collectives import journaled
+from harness.runtime.coredump import core_dump_environment
+from harness.runtime.cuda_errors import ContextProbe
 from harness.runtime.death import die_with_parent
 from harness.runtime.inject import PhaseInjector, for_rank
 from harness.runtime.journal import EXCEPTION, Journal
@@ -130,6 +132,7 @@ def run_task(task: Task, *, last: bool = True) -> bool:
         try:
             journal.phase(Phase.START)
             engine = _start(task)
+            _watch_device(task, journal)
             with journaled(journal, device=task.device):
                 journal.phase(Phase.RENDEZVOUS)
                 _rendezvous(task)
@@ -178,6 +181,9 @@ def _start(task: Task) -> Engine:
     }
     if task.device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    elif task.core_dumps:
+        task.dumps.mkdir(exist_ok=True)
+        os.environ |= core_dump_environment(task.dumps, os.environ)
     # One host: a name that resolves to nothing, or slowly, must not decide over a rendezvous.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     import torch
@@ -186,6 +192,14 @@ def _start(task: Task) -> Engine:
     module, _, function = task.engine.partition(":")
     engine: Engine = getattr(importlib.import_module(module), function)
     return engine
+
+
+def _watch_device(task: Task, journal: Journal) -> None:
+    """Look for CUDA errors at the end of each phase, unless the run shall be bare."""
+    if task.device == "cuda" and not task.bare:
+        import torch
+
+        journal.leaving.append(ContextProbe(torch.cuda))
 
 
 def _rendezvous(task: Task) -> None:

@@ -28,6 +28,8 @@ def option_words(options: Options) -> list[str]:
     for text in options.inject:
         words += ["--inject", text]
     words += ["--allow-mixed"] if options.allow_mixed else []
+    words += ["--bare"] if options.bare else []
+    words += ["--core-dumps"] if options.core_dumps else []
     words += ["--engine", options.engine] if options.engine != ENGINE else []
     return words + (["--judge", options.judge] if options.judge != JUDGE else [])
 

@@ -171,25 +171,23 @@ def _frames(lines: Sequence[str]) -> tuple[str, ...]:
 
 
 def collect(folder: Path, run_folder: Path, ranks: Sequence[RankOutcome]) -> tuple[CoreDump, ...]:
-    """Look at the dumps in a folder, the oldest first, and say which ranks wrote them.
+    """Look at the dumps that the given ranks left in a folder, the oldest first.
 
     Args:
         folder: Where dumps were sent.
         run_folder: Paths in the records are relative to it.
         ranks: Told by the process ids in the file names.
     """
-    by_pid: dict[int | None, int] = {
-        rank.pid: rank.global_rank for rank in ranks if rank.pid is not None
-    }
-    files = [path for path in folder.glob(f"{FILE_PREFIX}.*") if path.is_file()]
+    by_pid = {rank.pid: rank.global_rank for rank in ranks if rank.pid is not None}
+    files = [path for path in folder.glob(f"{FILE_PREFIX}.*") if _pid(path.name) in by_pid]
     files.sort(key=lambda path: path.stat().st_mtime)
     return tuple(
-        replace(inspect(path, run_folder), global_rank=by_pid.get(_pid(path.name)))
+        replace(inspect(path, run_folder), global_rank=by_pid[_pid(path.name)])
         for path in files[:MOST_DUMPS]
     )
 
 
-def _pid(name: str) -> int | None:
-    """Process id in ``cuda.<host>.<pid>.<time>``; host names hold dots."""
+def _pid(name: str) -> int:
+    """Process id in ``cuda.<host>.<pid>.<time>``, host names with dots included; 0 without one."""
     parts = name.split(".")
-    return int(parts[-2]) if len(parts) >= 4 and parts[-2].isdigit() else None
+    return int(parts[-2]) if len(parts) >= 4 and re.fullmatch("[0-9]{1,9}", parts[-2]) else 0

@@ -103,7 +103,7 @@ class SharedRunner:
             self._starter.check()
         notes = cleanliness(done, unclean_gpus(self._baseline) if self._baseline else ())
         result = executed(done, started_at, "group", notes=notes)
-        return replace(result, shared_with=before)
+        return replace(self._places.with_core_dumps(result, tasks), shared_with=before)
 
     def _begin(self, tasks: Sequence[Task]) -> None:
         self._number += 1

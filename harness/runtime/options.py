@@ -43,6 +43,8 @@ class Options:
         tags: ``-t`` tags, all of which a scenario must carry.
         isolation: None leaves the choice to the device.
         supervision: Who starts rank processes; None leaves the choice to the device.
+        bare: Without the probe for CUDA errors at the end of each phase.
+        core_dumps: With CUDA core dumps of ranks whose kernels fault.
     """
 
     scenarios: tuple[str, ...]
@@ -55,6 +57,8 @@ class Options:
     megatron: str | None = None
     inject: tuple[str, ...] = ()
     allow_mixed: bool = False
+    bare: bool = False
+    core_dumps: bool = False
     dry_run: bool = False
     engine: str = ENGINE
     judge: str = JUDGE
@@ -127,6 +131,16 @@ FLAGS = (
     Flag(
         names=("--allow-mixed",),
         help="With a GPU, let a missing FlashMLA or Transformer Engine be stood in for.",
+    ),
+    Flag(
+        names=("--bare",),
+        help="With a GPU, do not wait for it at the end of each phase: an error is then found "
+        "later, and a race that waiting hides may show.",
+    ),
+    Flag(
+        names=("--core-dumps",),
+        help="With a GPU, have the driver write a core dump (without device memory) when a kernel "
+        "faults, and read it with cuda-gdb.",
     ),
     Flag(names=("--engine",), metavar="MODULE:FUNCTION", hidden=True, help="What runs on a rank."),
     Flag(names=("--judge",), metavar="MODULE", hidden=True, help="What computes verdicts."),

@@ -196,6 +196,8 @@ def make_tasks(
             megatron=options.megatron,
             inject=options.inject,
             allow_mixed=options.allow_mixed,
+            bare=options.bare,
+            core_dumps=options.core_dumps,
             isolation=isolation,
             limits=limits,
             engine=options.engine,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import json
 import os
 import shutil
@@ -32,7 +33,7 @@ TOPIC = "native stacks"
 _PR_SET_PTRACER = 0x59616D61
 _PR_SET_PTRACER_ANY = ctypes.c_ulong(-1)
 _CAP_SYS_PTRACE = 19
-_NATIVE_SHOWN = 2
+_NATIVE_SHOWN = 3
 _PYTHON_SHOWN = 5
 _LONGEST_NAME = 60
 _LARGEST = 16 * 2**20
@@ -172,12 +173,12 @@ def innermost(file: Path) -> str | None:
         with open(file, "rb") as stream:
             threads = json.loads(stream.read(_LARGEST))
         main = next((t for t in threads if t["thread_name"] == "MainThread"), threads[0])
-        native = [_frame(f) for f in main["frames"] if f.get("module") and not _is_glue(f)]
-        python = [_frame(f) for f in main["frames"] if not f.get("module")]
+        frames = main["frames"]
+        inner = itertools.takewhile(lambda frame: frame.get("module"), frames)
+        native = [_frame(frame) for frame in inner if not _is_glue(frame)]
+        python = [_frame(frame) for frame in frames if not frame.get("module")]
     except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
         return None
-    if python and main["frames"] and not main["frames"][0].get("module"):
-        native = []
     return " < ".join(native[:_NATIVE_SHOWN] + python[:_PYTHON_SHOWN]) or None
 
 

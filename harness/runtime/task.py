@@ -27,6 +27,8 @@ class Task:
         num_threads: Threads torch may use in this child.
         inject: Faults as given with ``--inject``; the child applies those meant for its rank.
         allow_mixed: With a GPU, whether missing libraries may be stood in for.
+        bare: With a GPU, not to wait for it at the end of each phase.
+        core_dumps: With a GPU, to ask for core dumps of faulting kernels.
         engine: ``module:function`` called as ``function(task, journal)``.
     """
 
@@ -43,6 +45,8 @@ class Task:
     megatron: str | None = None
     inject: tuple[str, ...] = ()
     allow_mixed: bool = False
+    bare: bool = False
+    core_dumps: bool = False
     isolation: Literal["scenario", "group", "none"] = "scenario"
     limits: PhaseLimits = field(default_factory=PhaseLimits)
     engine: str = ENGINE
@@ -64,6 +68,11 @@ class Task:
     def native_stacks(self) -> str:
         """Path of the rank's stacks with native frames, where py-spy wrote them."""
         return self._file("pyspy.json")
+
+    @property
+    def dumps(self) -> Path:
+        """Folder of core dumps: one for the run, since a process keeps its first setting."""
+        return Path(self.folder).parents[2] / "dumps"
 
     @property
     def stdout(self) -> str:

@@ -48,7 +48,7 @@ class Verdicts:
         if done.shared_with:
             names = ", ".join(other.scenario.id for other in done.shared_with)
             notes = (*notes, NoteEvidence(topic="processes shared with", text=names))
-        return replace(attempt, notes=attempt.notes + notes)
+        return replace(attempt, notes=attempt.notes + notes, core_dumps=done.core_dumps)
 
     def failed(
         self, item: Planned, number: int, reason: str, done: Executed | None = None

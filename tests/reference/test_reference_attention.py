@@ -105,6 +105,20 @@ def test_chunks_change_rounding_only(kind, chunk_bytes):
     torch.testing.assert_close(attention(small, support).output, whole.output.value, **CLOSE)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("budget", [1, 40, 90, 10_000])
+def test_blocks_hold_no_more_than_the_budget(kind, budget):
+    support = supports()[kind]
+    blocks = list(support.blocks(row_numbers=3, key_numbers=5, budget=budget))
+    for block in blocks:
+        rows, keys = block.mask.shape
+        gathered = keys if kind == "visible" else rows * keys
+        assert rows == 1 or 3 * rows * keys + 5 * gathered <= budget
+    if budget == 10_000:
+        # The dense rows fall into runs that start at the same key.
+        assert len(blocks) == (3 if kind == "visible" else 1)
+
+
 def test_order_of_slots_and_empty_slots_change_no_bit():
     operands, _ = attention_case()
     ids = random_ids(6, 7, 4, empty_rows=(2,))

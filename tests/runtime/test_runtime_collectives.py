@@ -201,48 +201,56 @@ def attempted(fresh, make_planned):
     return attempt
 
 
-ranks = [pytest.mark.ranks, pytest.mark.xdist_group("ranks")]
+def on_ranks(test):
+    """Mark a test that starts rank processes."""
+    return pytest.mark.ranks(pytest.mark.xdist_group("ranks")(test))
 
 
-class TestRanks:
-    pytestmark = ranks
+@on_ranks
+def test_a_healthy_attempt_has_calls_and_no_finding(attempted):
+    attempt = attempted()
+    assert attempt.verdict is Verdict.PASS
+    for rank in attempt.ranks:
+        assert rank.last_collective.complete
+        assert rank.last_collective.sequence == 2
+        assert rank.last_collective.at[0].startswith("tiny_engine.py:")
 
-    def test_a_healthy_attempt_has_calls_and_no_finding(self, attempted):
-        attempt = attempted()
-        assert attempt.verdict is Verdict.PASS
-        for rank in attempt.ranks:
-            assert rank.last_collective.complete
-            assert rank.last_collective.sequence == 2
-            assert rank.last_collective.at[0].startswith("tiny_engine.py:")
 
-    @pytest.mark.parametrize("kind", ["sleep", "sigstop"])
-    def test_a_rank_that_stays_away_is_named_with_the_call_its_peer_waits_in(self, attempted, kind):
-        attempt = attempted(f"{kind}@1:select", time_s=1.0)
-        fault = attempt.fault
-        assert (fault.verdict, fault.global_rank, fault.victims) == (Verdict.HANG, 1, (0,))
-        finding = fault.collective
-        assert finding.kind is CollectiveKind.MISSING
-        assert (finding.ranks, finding.waiting, finding.sequence) == ((1,), (0,), 1)
-        assert "rank 0 in all_reduce #1 of group 1 (ranks 0, 1), which rank 1 never" in fault.cause
-        assert [rank.last_collective.sequence for rank in attempt.ranks] == [1, 0]
-        assert [rank.last_collective.end for rank in attempt.ranks] == [None, "returned"]
+@on_ranks
+@pytest.mark.parametrize("kind", ["sleep", "sigstop"])
+def test_a_rank_that_stays_away_is_named_with_the_call_its_peer_waits_in(attempted, kind):
+    attempt = attempted(f"{kind}@1:select", time_s=1.0)
+    fault = attempt.fault
+    assert (fault.verdict, fault.global_rank, fault.victims) == (Verdict.HANG, 1, (0,))
+    finding = fault.collective
+    assert finding.kind is CollectiveKind.MISSING
+    assert (finding.ranks, finding.waiting, finding.sequence) == ((1,), (0,), 1)
+    assert "rank 0 in all_reduce #1 of group 1 (ranks 0, 1), which rank 1 never" in fault.cause
+    assert [rank.last_collective.sequence for rank in attempt.ranks] == [1, 0]
+    assert [rank.last_collective.end for rank in attempt.ranks] == [None, "returned"]
 
-    def test_an_extra_collective_is_named(self, attempted):
-        fault = attempted("extra_collective@1:select", time_s=1.0).fault
-        assert (fault.verdict, fault.global_rank, fault.victims) == (Verdict.HANG, 1, (0,))
-        assert fault.collective.kind is CollectiveKind.EXTRA
-        assert "rank 1 alone in all_reduce #1 of group 0 default_pg" in fault.cause
 
-    @pytest.mark.parametrize("rank", [0, 1])
-    def test_a_mismatched_shape_is_named(self, attempted, rank):
-        fault = attempted(f"mismatched_shape@{rank}:select").fault
-        assert (fault.verdict, fault.global_rank) == (Verdict.CRASH, rank)
-        finding = fault.collective
-        assert (finding.kind, finding.field) == (CollectiveKind.MISMATCH, "shape")
-        assert (finding.ranks, finding.sequence) == ((rank,), 1)
-        assert f"rank {rank} made all_reduce float32 [4099]" in fault.cause
+@on_ranks
+def test_an_extra_collective_is_named(attempted):
+    fault = attempted("extra_collective@1:select", time_s=1.0).fault
+    assert (fault.verdict, fault.global_rank, fault.victims) == (Verdict.HANG, 1, (0,))
+    assert fault.collective.kind is CollectiveKind.EXTRA
+    assert "rank 1 alone in all_reduce #1 of group 0 default_pg" in fault.cause
 
-    def test_a_rank_that_died_keeps_its_own_cause(self, attempted):
-        fault = attempted("sigsegv@1:score").fault
-        assert (fault.verdict, fault.global_rank) == (Verdict.CRASH, 1)
-        assert "ended by signal SIGSEGV; rank 0 in all_reduce #1" in fault.cause
+
+@on_ranks
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_mismatched_shape_is_named(attempted, rank):
+    fault = attempted(f"mismatched_shape@{rank}:select").fault
+    assert (fault.verdict, fault.global_rank) == (Verdict.CRASH, rank)
+    finding = fault.collective
+    assert (finding.kind, finding.field) == (CollectiveKind.MISMATCH, "shape")
+    assert (finding.ranks, finding.sequence) == ((rank,), 1)
+    assert f"rank {rank} made all_reduce float32 [4099]" in fault.cause
+
+
+@on_ranks
+def test_a_rank_that_died_keeps_its_own_cause(attempted):
+    fault = attempted("sigsegv@1:score").fault
+    assert (fault.verdict, fault.global_rank) == (Verdict.CRASH, 1)
+    assert "ended by signal SIGSEGV; rank 0 in all_reduce #1" in fault.cause

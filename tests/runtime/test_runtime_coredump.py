@@ -147,12 +147,17 @@ def test_dumps_are_told_by_their_process_ids(fake_gdb, tmp_path):
     fake_gdb(OUTPUT)
     for number in range(MOST_DUMPS + 1):
         _dump_file(tmp_path, f"cuda.node1.example.{4700 + number}.17", age_s=100 - number)
-    (tmp_path / "other").write_text("")
-    found = collect(tmp_path, tmp_path, [RankOutcome(global_rank=3, pid=4701)])
-    assert [dump.global_rank for dump in found] == [None, 3, None, None]
-    assert [dump.file for dump in found][:2] == [f"cuda.node1.example.{n}.17" for n in (4700, 4701)]
+    for name in ("other", "cuda.4701", "cuda.n.x.17"):
+        (tmp_path / name).write_text("")
+    ranks = [RankOutcome(global_rank=3, pid=4702), RankOutcome(global_rank=1, pid=4701)]
+    found = collect(tmp_path, tmp_path, ranks)
+    assert [dump.global_rank for dump in found] == [1, 3], "oldest first, others' left out"
+    assert [dump.file for dump in found] == [f"cuda.node1.example.{n}.17" for n in (4701, 4702)]
     assert {dump.exception for dump in found} == {"Warp Illegal Address"}
-    assert collect(tmp_path / "bin", tmp_path, []) == ()
+    every = [RankOutcome(global_rank=n, pid=4700 + n) for n in range(MOST_DUMPS + 1)]
+    assert len(collect(tmp_path, tmp_path, every)) == MOST_DUMPS
+    assert collect(tmp_path / "none", tmp_path, every) == ()
+    assert collect(tmp_path, tmp_path, [RankOutcome(global_rank=0)]) == ()
 
 
 @pytest.mark.parametrize(

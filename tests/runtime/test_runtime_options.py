@@ -11,7 +11,7 @@ from harness.runtime.world import World
 FULL = (
     "--scenario a.yaml b -k 'zigzag and not cp8' -t seed -t fast --dry-run --isolation group "
     "--supervision worker --megatron /m --out out --name night --inject sigsegv@1:score "
-    "--inject sleep@0:gather@multi --allow-mixed --engine e:f --judge j"
+    "--inject sleep@0:gather@multi --allow-mixed --bare --core-dumps --engine e:f --judge j"
 )
 
 
@@ -29,6 +29,8 @@ def test_everything_is_parsed_and_comes_back_as_words():
         name="night",
         inject=("sigsegv@1:score", "sleep@0:gather@multi"),
         allow_mixed=True,
+        bare=True,
+        core_dumps=True,
         engine="e:f",
         judge="j",
     )

@@ -183,23 +183,28 @@ def test_the_real_py_spy_sees_a_sleeping_and_a_stopped_process(tmp_path, sleeper
     assert process_state(sleeper.pid) == ("T" if stopped else "S")
 
 
-class TestRanks:
-    pytestmark = [pytest.mark.ranks, pytest.mark.xdist_group("ranks")]
+def on_ranks(test):
+    """Mark a test that starts rank processes."""
+    return pytest.mark.ranks(pytest.mark.xdist_group("ranks")(test))
 
-    def test_a_deadline_leaves_the_native_stacks_of_all_ranks(self, fresh, make_planned):
-        runner = fresh(inject=("sigstop@1:select",))
-        done = runner.run(make_planned(time_s=1.0), 1)
-        texts = [note.text for note in done.notes if note.topic == pyspy.TOPIC]
-        if find() is None:
-            assert len(texts) == 1 and "not installed" in texts[0]
-            return
-        if any("permission denied" in text for text in texts):
-            pytest.skip(texts[0])
-        assert "c10d::Work::wait (libtorch_cpu.so)" in texts[0]
-        assert "tiny_engine.py" in texts[0] and "rank0.pyspy.json" in texts[0]
-        assert "inject.py" in texts[1], "of the stopped rank, which writes no stack itself"
-        assert len(list(runner._places.folder.path.glob("ranks/*/1/rank*.pyspy.json"))) == 2
 
-    def test_an_attempt_without_a_deadline_asks_nobody(self, fresh, make_planned):
-        done = fresh(inject=("sigsegv@1:score",)).run(make_planned(), 1)
-        assert [note for note in done.notes if note.topic == pyspy.TOPIC] == []
+@on_ranks
+def test_a_deadline_leaves_the_native_stacks_of_all_ranks(fresh, make_planned):
+    runner = fresh(inject=("sigstop@1:select",))
+    done = runner.run(make_planned(time_s=1.0), 1)
+    texts = [note.text for note in done.notes if note.topic == pyspy.TOPIC]
+    if find() is None:
+        assert len(texts) == 1 and "not installed" in texts[0]
+        return
+    if any("permission denied" in text for text in texts):
+        pytest.skip(texts[0])
+    assert "(libtorch_cpu.so)" in texts[0]
+    assert "tiny_engine.py" in texts[0] and "rank0.pyspy.json" in texts[0]
+    assert "inject.py" in texts[1], "of the stopped rank, which writes no stack itself"
+    assert len(list(runner._places.folder.path.glob("ranks/*/1/rank*.pyspy.json"))) == 2
+
+
+@on_ranks
+def test_an_attempt_without_a_deadline_asks_nobody(fresh, make_planned):
+    done = fresh(inject=("sigsegv@1:score",)).run(make_planned(), 1)
+    assert [note for note in done.notes if note.topic == pyspy.TOPIC] == []
