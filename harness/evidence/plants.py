@@ -62,7 +62,9 @@ def plant(recorder: Recorder, kinds: tuple[str, ...], table: RowTable) -> None:
 
     Args:
         recorder: Whose transforms carry the faults.
-        kinds: Names of ``PLANTS``, or ``unfused_path`` (the fused kernels are silently off).
+        kinds: Names of ``PLANTS``; ``unfused_path`` (the fused kernels are silently off);
+            ``wrong_value`` or ``wrong_gradient`` (the attention's output, or the gradient that
+            flows into it, is a quarter too large).
         table: Rows of the rank under the coming microbatch.
     """
     recorder.transforms.clear()
@@ -70,9 +72,27 @@ def plant(recorder: Recorder, kinds: tuple[str, ...], table: RowTable) -> None:
         if kind == "unfused_path":
             recorder.transforms["use_fused"] = lambda _call, _result: False
             continue
+        if kind in ("wrong_value", "wrong_gradient"):
+            recorder.transforms["attention"] = (
+                _scaled_output if kind == "wrong_value" else _scaled_gradient
+            )
+            continue
         change = PLANTS[kind]
         for symbol, place in (("fused_topk", 0), ("naive_topk", 1), ("naive_topk_loss", 0)):
             recorder.transforms[symbol] = _on_indices(change, table, place)
+
+
+_SURPLUS = 0.25
+
+
+def _scaled_output(_call: HookCall, output: torch.Tensor) -> torch.Tensor:
+    return output + _SURPLUS * output.detach()
+
+
+def _scaled_gradient(_call: HookCall, output: torch.Tensor) -> torch.Tensor:
+    if output.requires_grad:
+        output.register_hook(lambda gradient: gradient * (1 + _SURPLUS))
+    return output
 
 
 def _on_indices(change: Plant, table: RowTable, place: int) -> Transform:

@@ -53,7 +53,7 @@ def slot_keys(
     Raises:
         AddressFault: An unchecked id or a length leads outside an allocation.
     """
-    rows, slots = call.ids.shape[1:]
+    rows = call.ids.shape[1]
     count = call.k.shape[1]
     raw = call.ids.flatten(0, 1)[part].to(torch.int64)
     owner = torch.arange(part.start, part.stop).div(rows, rounding_mode="floor").unsqueeze(1)

@@ -37,8 +37,10 @@ SELECTION_KINDS = (
     "neighbour_sequence",
     "duplicate_index",
     "unfused_path",
+    "wrong_value",
+    "wrong_gradient",
 )
-"""Kinds that change the selection; the engine applies them."""
+"""Kinds that change the selection, the output or a gradient; the engine applies them."""
 
 OOM_BUDGET_BYTES = 256 * 2**20
 """Address space left to the rank before ``oom`` asks for four times as much."""

@@ -47,7 +47,7 @@ def _scoring_patches():
     }
 
 
-def _training_patches():
+def _training_patches(compiles):
     """Stops for backward and recompute, and stand-ins for what they ask of a device on the way."""
     nothing = contextlib.nullcontext
     patches = {
@@ -64,8 +64,9 @@ def _training_patches():
     }
     for side in ("sm90", "sm100"):
         module = f"{_ROOT}.score_recompute._interface_{side}"
-        patches[f"{module}.to_cute_tensor"] = lambda *_a, **_k: mock.Mock()
-        patches[f"{module}.cute.compile"] = _reached
+        if not compiles:
+            patches[f"{module}.to_cute_tensor"] = lambda *_a, **_k: mock.Mock()
+            patches[f"{module}.cute.compile"] = _reached
         patches[f"{_ROOT}.sparse_attention_backward._interface_{side}.memset_zero_async"] = _reached
     attention = f"{_ROOT}.sparse_attention_backward"
     for target in (
@@ -89,12 +90,15 @@ def _forget_plans():
 
 
 @contextlib.contextmanager
-def pretended_device(arch, training=False):
-    """Make the real wrappers believe in a device of ``arch`` and stop them at the compiler."""
+def pretended_device(arch, training=False, compiles=False):
+    """Make the real wrappers believe in a device of ``arch`` and stop them at the compiler.
+
+    With ``compiles`` the compiler works on what it gets, and the first use of a device stops it.
+    """
     patches = _scoring_patches()
     patches["torch.cuda.get_device_capability"] = lambda *_a, **_k: CAPABILITY[arch]
     if training:
-        patches.update(_training_patches())
+        patches.update(_training_patches(compiles))
     _forget_plans()
     cache = importlib.import_module(f"{_ROOT}.utils.runtime")._device_capability
     with contextlib.ExitStack() as stack:
