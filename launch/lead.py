@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from harness.record.text import visible
 from harness.record.verdict import ExitCode
 from harness.runtime.commands import rerun_run
 from harness.runtime.control import ControlError, ControlServer, control_path
@@ -36,7 +37,7 @@ def lead(world: World, argv: Sequence[str]) -> int:
     except UsageError as error:
         # Every node's leader finds the same mistakes; one of them tells.
         for problem in error.problems if world.is_run_leader else ():
-            print(problem, file=sys.stderr)  # noqa: T201
+            print(visible(problem), file=sys.stderr)  # noqa: T201
         return int(error.exit_code)
     except Exception:  # noqa: BLE001 (an exit code of its own, so that no check seems to fail)
         traceback.print_exc()

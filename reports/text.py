@@ -2,34 +2,15 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Iterable, Sequence
 
-_HIDDEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
-"""Categories that move the cursor, reorder or hide text, or cannot be encoded."""
-
-
-def _escape(character: str) -> str:
-    if unicodedata.category(character) not in _HIDDEN:
-        return character
-    code = ord(character)
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
-
-
-def visible(text: str) -> str:
-    """Return text as one line in which nothing is hidden.
-
-    Line ends and tabs become blanks; other control characters, direction marks and lone surrogates
-    become backslash escapes, so that a log or terminal shows them instead of obeying them.
-    """
-    blanks = text.replace("\r\n", " ").replace("\n", " ").replace("\r", " ").replace("\t", " ")
-    return "".join(_escape(character) for character in blanks).strip()
+from harness.record.text import escape_hidden, visible
 
 
 def visible_lines(text: str) -> list[str]:
     """Return the lines of a text, each as ``visible`` makes it but with its indentation kept."""
     lines = text.replace("\r\n", "\n").expandtabs(4).split("\n")
-    return ["".join(_escape(character) for character in line).rstrip() for line in lines]
+    return [escape_hidden(line).rstrip() for line in lines]
 
 
 def shorten(text: str, limit: int = 200) -> str:

@@ -19,7 +19,10 @@ def _row(table: RowTable, fits: torch.Tensor) -> int:
     candidates = torch.where(fits & table.valid, table.limits, torch.full_like(table.limits, -1))
     best = int(candidates.argmax())
     if int(candidates[best]) < 0:
-        raise ValueError("no row of this rank fits the fault to plant; use a longer pack")
+        raise ValueError(
+            "no row of this rank fits the fault to plant; use a longer pack, and several sequences "
+            "for neighbour_sequence"
+        )
     return best
 
 

@@ -129,6 +129,32 @@ def rank_words(settings: Settings, words: Sequence[str]) -> list[str]:
     return [*start, *ranks, *dump, "--", *words]
 
 
+def launch_words(settings: Settings, words: Sequence[str]) -> list[str]:
+    """Turn the command that starts a run (``commands.launch_words``) into one under the tool.
+
+    Args:
+        settings: What to check, and on which ranks.
+        words: ``torchrun ... launch/run.py ...`` or ``srun ... python launch/run.py ...``.
+
+    Raises:
+        SanitizerError: if the command starts something else.
+    """
+    place = next((i for i, word in enumerate(words) if Path(word).name == "run.py"), None)
+    if place is None:
+        raise SanitizerError(f"expected a command that starts launch/run.py, found {list(words)}")
+    start, rest = list(words[:place]), list(words[place + 1 :])
+    if Path(start[0]).name == "torchrun":
+        start.append("--no-python")
+    else:
+        start.pop()
+    if "--isolation" in rest:
+        at = rest.index("--isolation")
+        del rest[at : at + 2]
+    # The scenario has to run in the process that the tool watches.
+    run = [sys.executable, words[place], *rest, "--isolation", "none"]
+    return [*start, *rank_words(settings, run)]
+
+
 def read_reports(
     settings: Settings, num_ranks: int
 ) -> tuple[tuple[SanitizerFinding, ...], tuple[NoteEvidence, ...]]:

@@ -6,6 +6,8 @@ import enum
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from harness.record.text import visible
+
 NodePath = tuple[str | int, ...]
 """Place inside a file: mapping keys and list indices from the root. A key is never split."""
 
@@ -38,7 +40,8 @@ class Problem:
         """Render as ``file:line:column: message``, which editors and CI turn into a link."""
         place = f"{self.file}:{self.line}:{self.column}" if self.line else self.file
         note = "" if self.severity is Severity.ERROR else f"{self.severity}: "
-        return f"{place}: {note}{self.message}"
+        # What a stranger's file says must not move the cursor or end the line.
+        return visible(f"{place}: {note}{self.message}")
 
     @property
     def github(self) -> str:

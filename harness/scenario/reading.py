@@ -69,6 +69,11 @@ def _meant_at_the_top(key: str) -> Iterator[NodePath]:
             yield path
 
 
+_PLACEHOLDERS = {("microbatches", "sequences"): (1,)}
+"""Stand-ins for a faulty key without which the other entries of its list could not be read. The key
+counts as unusable all the same, so that no rule looks at the stand-in."""
+
+
 def _read_key(reading: Reading, document: Document, key: str, value: Any) -> None:
     try:
         valid = key_adapter(key).validate_python(value)
@@ -119,6 +124,8 @@ def _without_faults(key: str, value: Any, error: ValidationError) -> tuple[Any, 
             continue
         name = str(loc[0])
         node.pop(name, None)
+        if (key, name) in _PLACEHOLDERS:
+            node[name] = list(_PLACEHOLDERS[key, name])
         cut.add((*path, name))
         if detail["type"] == "extra_forbidden":
             meant = nearest(name, keys_at(ScenarioFile, path))

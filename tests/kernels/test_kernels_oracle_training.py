@@ -342,6 +342,7 @@ CALLS = [
 ]
 
 
+@pytest.mark.filterwarnings("ignore:Migrated to examples:DeprecationWarning")
 @pytest.mark.parametrize(("wrapper", "name", "error"), REFUSED_BY_THE_COMPILER)
 def test_head_counts_that_the_compiler_refuses(real, wrapper, name, error):
     """The real kernels are compiled, for no device in particular, as far as they go."""

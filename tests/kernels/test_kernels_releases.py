@@ -5,6 +5,7 @@ import pytest
 from kernel_inputs import FORWARD_PAIRS
 
 from harness.kernels import ARCHES, DEFECTS, RELEASES, modelled_namespace, release_table
+from harness.kernels.defects import NOT_MODELLED
 from harness.kernels.detect import (
     installed_facts,
     installed_kernels,
@@ -60,11 +61,50 @@ def test_every_released_defect_is_described():
         ("short_max_k", "sm100", "1.24.0", "1.32.0"),
         ("short_max_q", "sm90", "1.25.0", "1.32.0"),
         ("long_lengths", "sm100", "1.24.0", "1.32.0"),
+        ("d550", "sm100", "1.26.0", "1.28.0"),
+        ("foreign_ids", "sm100", "1.24.0", "1.32.0"),
+        ("unzeroed_dk", "sm90", "1.24.0", "1.27.0"),
+        ("unzeroed_dk", "sm100", "1.24.0", "1.27.0"),
+        ("d297", "sm100", "1.24.0", "1.25.0"),
+        ("d317", "sm100", "1.24.0", "1.25.0"),
+        ("d1549", "sm100", "1.24.0", "1.32.0"),
+        ("slot_arithmetic", "sm100", "1.24.0", "1.30.0"),
+        ("invalid_slots", "sm90", "1.24.0", "1.32.0"),
+        ("tail_slots", "sm90", "1.24.0", "1.32.0"),
+        ("single_row", "sm90", "1.24.0", "1.32.0"),
+        ("long_topk_lengths", "sm90", "1.24.0", "1.32.0"),
+        ("d384", "sm90", "1.24.0", "1.26.0"),
+        ("d785", "sm90", "1.24.0", "1.28.0"),
+        ("d877", "sm100", "1.24.0", "1.28.0"),
+        ("d433", "sm100", "1.24.0", "1.26.0"),
+        ("d298", "sm100", "1.24.0", "1.25.0"),
+        ("lse_over_read", "sm100", "1.24.0", "1.32.0"),
     ],
 )
 def test_releases_that_ship_a_defect(defect, arch, first, last):
     shipped = [version for version, release in RELEASES.items() if defect in release.defects[arch]]
     assert (shipped[0], shipped[-1]) == (first, last)
+
+
+@pytest.mark.parametrize(
+    ("arch", "defects"),
+    [
+        ("sm90", {"d311", "d446", "d406", "mask_leak", "short_max_q", "d785", "d384"}),
+        ("sm100", {"d311", "d446", "short_max_k", "d877", "d433", "d550", "d317", "d298"}),
+    ],
+)
+def test_defects_belong_to_architectures(arch, defects):
+    shipped = {name for release in RELEASES.values() for name in release.defects[arch]}
+    assert defects <= shipped
+    other = "sm100" if arch == "sm90" else "sm90"
+    alone = {"d785", "d384", "tail_slots"} if arch == "sm100" else {"d877", "d433", "d550", "d298"}
+    assert not alone & shipped
+    assert alone <= {name for release in RELEASES.values() for name in release.defects[other]}
+
+
+def test_races_that_nobody_has_pinned_down_are_named_but_have_no_switch():
+    assert NOT_MODELLED
+    assert not NOT_MODELLED.keys() & DEFECTS.keys()
 
 
 def test_defects_argument_selects():

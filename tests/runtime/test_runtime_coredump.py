@@ -3,12 +3,15 @@
 import os
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 
 from harness.record.codec import dumps, loads
 from harness.record.device_fault import CoreDump, DumpedKernel
 from harness.record.result import RankOutcome
+from harness.runtime import child
+from harness.runtime.attempts import Executed
 from harness.runtime.coredump import (
     MOST_DUMPS,
     collect,
@@ -184,3 +187,36 @@ def test_without_the_debugger_the_file_is_still_named(tmp_path, monkeypatch):
     (tmp_path / "cuda-gdb").write_text("#!/bin/sh\n")
     (tmp_path / "cuda-gdb").chmod(0o755)
     assert "expected letters, digits" in inspect(odd, tmp_path).problem
+
+
+@pytest.mark.parametrize(("asked", "count"), [(True, 1), (False, 0)])
+def test_a_faulty_attempt_takes_its_dumps_into_the_record(
+    make_places, make_planned, fake_gdb, asked, count
+):
+    fake_gdb(OUTPUT)
+    places = make_places(core_dumps=asked)
+    tasks = places.tasks(make_planned(ranks=1), 1, "scenario")
+    assert tasks[0].dumps == places.folder.path / "dumps"
+    tasks[0].dumps.mkdir()
+    _dump_file(tasks[0].dumps, "cuda.n.4711.1")
+    rank = RankOutcome(global_rank=0, pid=4711, exit_code=1)
+    facts = {"journals": (), "started_at": "", "duration_s": 0.0, "isolation": "scenario"}
+    done = places.with_core_dumps(Executed(ranks=(rank,), **facts), tasks)
+    assert [dump.file for dump in done.core_dumps] == ["dumps/cuda.n.4711.1"] * count
+    well = replace(rank, exit_code=0, completed=True)
+    assert places.with_core_dumps(Executed(ranks=(well,), **facts), tasks).core_dumps == ()
+
+
+@pytest.mark.parametrize(
+    ("device", "asked", "there"),
+    [("cuda", True, True), ("cuda", False, False), ("cpu", True, False)],
+)
+def test_a_rank_on_a_gpu_asks_for_dumps(
+    make_places, make_planned, monkeypatch, device, asked, there
+):
+    item = replace(make_planned(ranks=1), device=device)
+    task = make_places(core_dumps=asked, engine="json:dumps").tasks(item, 1, "scenario")[0]
+    monkeypatch.setattr(os, "environ", {"PATH": "/bin"})
+    child._start(task)
+    assert ("CUDA_COREDUMP_FILE" in os.environ) is there
+    assert task.dumps.exists() is there

@@ -1,10 +1,13 @@
 """CUDA errors out of exceptions, what they make of a verdict, and the probe between phases."""
 
+from dataclasses import replace
+
 import pytest
 
 from harness.record.evidence import ExceptionEvidence
 from harness.record.result import Phase, RankOutcome
 from harness.record.verdict import Verdict
+from harness.runtime import child
 from harness.runtime.blame import exception_evidence
 from harness.runtime.cuda_errors import ContextProbe, cuda_error_code
 from harness.runtime.first_fault import first_fault
@@ -147,3 +150,17 @@ def test_torch_has_what_the_probe_asks_for():
     assert callable(torch.cuda.is_initialized) and callable(torch.cuda.synchronize)
     assert callable(torch.cuda.is_current_stream_capturing)
     assert issubclass(torch.AcceleratorError, RuntimeError)
+
+
+@pytest.mark.parametrize(
+    ("device", "bare", "count"), [("cuda", False, 1), ("cuda", True, 0), ("cpu", False, 0)]
+)
+def test_ranks_on_a_gpu_are_probed_unless_the_run_is_bare(
+    make_places, make_planned, tmp_path, device, bare, count
+):
+    item = replace(make_planned(ranks=1), device=device)
+    task = make_places(bare=bare).tasks(item, 1, "scenario")[0]
+    journal = Journal(tmp_path / "j", global_rank=0)
+    child._watch_device(task, journal)
+    journal.close()
+    assert [type(look) for look in journal.leaving] == [ContextProbe] * count

@@ -20,6 +20,7 @@ from harness.runtime.sanitizer import (
     SanitizerError,
     Settings,
     describe,
+    launch_words,
     main,
     rank_words,
     read_reports,
@@ -212,6 +213,25 @@ def test_torch_s_cache_is_switched_off_unless_the_user_says_otherwise():
     assert sanitizer_environment(SETTINGS, {}) == {name: "1"}
     assert sanitizer_environment(SETTINGS, {name: "0"}) == {}
     assert sanitizer_environment(Settings(tool="racecheck", folder="/out"), {}) == {}
+
+
+@pytest.mark.parametrize(
+    ("words", "start"),
+    [
+        ("torchrun --standalone --nproc-per-node 2 launch/run.py", 5),
+        ("srun --ntasks=2 python launch/run.py", 2),
+    ],
+)
+def test_the_command_of_a_run_becomes_one_under_the_tool(words, start):
+    rest = ["--scenario", "a.yaml", "--isolation", "group", "-k", "x"]
+    found = launch_words(SETTINGS, [*words.split(), *rest])
+    assert ("--no-python" in found[:start]) is (found[0] == "torchrun")
+    assert found[start : start + 3] == [sys.executable, "-m", "harness.runtime.sanitizer"]
+    place = found.index("--")
+    run = [sys.executable, "launch/run.py", "--scenario", "a.yaml", "-k", "x"]
+    assert found[place + 1 :] == [*run, "--isolation", "none"]
+    with pytest.raises(SanitizerError, match=r"starts launch/run\.py"):
+        launch_words(SETTINGS, ["torchrun", "train.py"])
 
 
 FAKE = """#!{python}

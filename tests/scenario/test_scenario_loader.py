@@ -311,3 +311,14 @@ def test_no_wrong_value_raises(load_text, minimal, data):
     if "microbatches" in chosen:
         kept = [line for line in kept if not line.startswith("  ")]
     load_text("\n".join(kept + [f"{key}: {value}" for key, value in chosen.items()]))
+
+
+def test_a_message_shows_what_a_file_hides(load_text):
+    text = 'id: a/b\nsummary: x\nmodel: "small\\x1b[31m\\nx\\u202e"\n'
+    text += "microbatches: [{sequences: [8]}]\n"
+    lines = [str(problem) for problem in load_text(text).problems]
+    assert lines
+    for line in lines:
+        assert "\n" not in line
+        assert "\x1b" not in line
+        assert "\u202e" not in line

@@ -423,8 +423,8 @@ def test_a_rule_runs_beside_other_mistakes_but_never_on_a_stand_in(load_text, ex
         ("{sequences: [8], padded: [x]}", ["whole number", "microbatches[1].padded[0]"]),
         # Padding meant for 9 is not judged against the default.
         ("{sequences: [9], padded: [9], tail_paddin: 8}", ["paddin", "microbatches[1].padded[0]"]),
-        # Without its lengths a microbatch is none, and indices would move without it.
-        ("{sequences: [x]}", ["whole number"]),
+        ("{sequences: [x]}", ["whole number", "microbatches[1].padded[0]"]),
+        # An entry that is no mapping cannot be read, and indices would move without it.
         ("5", ["a mapping"]),
     ],
 )
