@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -48,13 +48,14 @@ class Subject:
 
     Attributes:
         pack: Layout of the microbatch (of one sequence, when unpacked).
-        keys: ``[batch, keys, dim]`` all indexer keys in packed order, gathered by the harness.
+        keys: Layer to all its indexer keys ``[batch, keys, dim]`` in packed order, gathered by the
+            harness itself.
         site: Rank, microbatch and seed; the layer is filled in per layer.
     """
 
     scenario: Scenario
     pack: Pack
-    keys: torch.Tensor
+    keys: Mapping[int, torch.Tensor]
     site: Site
 
 
@@ -88,7 +89,7 @@ def _silent_accesses(recorder: Recorder) -> Iterator[NoteEvidence]:
 
 def _gathered_keys(observation: ScorerObservation, subject: Subject, site: Site) -> LayoutEvidence:
     """Hold the keys that were scored against the ones gathered by the harness's own layout."""
-    found, due = observation.k, subject.keys
+    found, due = observation.k, subject.keys[site.layer]
     detail = ""
     if found.shape != due.shape:
         detail = f"expected shape {tuple(due.shape)}, found {tuple(found.shape)}"
@@ -114,7 +115,7 @@ def _selections(
     for batch in range(observation.picks.size(0)):
         operands = Operands(
             q=observation.q[batch],
-            k=subject.keys[batch],
+            k=subject.keys[site.layer][batch],
             w=observation.weights[batch],
             dtype=scenario.reference.dtype,
             exact_arithmetic=_exact_arithmetic(scenario),

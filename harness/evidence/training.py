@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -20,6 +19,7 @@ from harness.reference.group_values import GroupInputs, GroupValues, group_value
 from harness.reference.loss_terms import LossReduction, LossSpec
 from harness.reference.site import Site
 from harness.reference.tolerances import Tolerances, load_tolerances
+from harness.reference.values import ValueComparison
 from harness.scenario.rules.expectations import loss_mode
 from harness.scenario.spec import Scenario
 
@@ -29,14 +29,13 @@ class TrainedCall:
     """Tensors of one DSAttention call whose backward has run.
 
     Attributes:
-        query: ``[rows, batch, heads, 576]`` leaf.
-        key: ``[rows, batch, 1, 576]`` leaf, local.
+        query: ``[rows, batch, heads, 576]``, or ``[rows, heads, 576]``; gradient retained.
+        key: ``[rows, batch, 1, 576]``, or ``[rows, 1, 576]``, local; gradient retained.
         indexer: ``q [rows, batch, heads, dim]``, ``k [rows, batch, dim]``, ``weights [rows, batch,
             heads]`` of the indexer, local, with their gradients retained.
         output: ``[rows, batch, heads * v_head_dim]``.
         upstream: Gradient given to the output.
         up_v: ``[heads, v_head_dim, 512]``.
-        module: The attention module.
     """
 
     query: torch.Tensor
@@ -45,7 +44,6 @@ class TrainedCall:
     output: torch.Tensor
     upstream: torch.Tensor
     up_v: torch.Tensor
-    module: Any
 
 
 def training_values(
@@ -61,14 +59,14 @@ def training_values(
     The reference gets the build's own inputs and picks, gathered by the harness, so that selection
     and attention are judged apart.
     """
-    observation = observe_scorer(recorder, recorder.layer)
+    observation = observe_scorer(recorder, site.layer)
     if observation is None:
         return
     tolerances = load_tolerances()
     dtype = scenario.values.dtype
     loss = _loss_spec(scenario)
     expected = []
-    for stream in range(call.query.size(1)):
+    for stream in range(call.output.size(1)):
         inputs, upstream = _gathered(call, scenario, pack, groups, stream)
         picks = gather_rows(observation.picks[stream], groups)
         values = group_values(inputs, pack, picks, loss=loss, grad_output=upstream)
@@ -78,7 +76,7 @@ def training_values(
                 site
             )
     if loss is not None:
-        yield _loss_value(recorder, expected, groups, dtype, tolerances).evidence(site)
+        yield _loss_value(recorder, expected, groups, site, dtype, tolerances).evidence(site)
 
 
 def _loss_spec(scenario: Scenario) -> LossSpec | None:
@@ -109,8 +107,8 @@ def _gathered(
 
     q_indexer, k_indexer, weights = call.indexer
     inputs = GroupInputs(
-        query=rows(call.query),
-        key=keys(call.key)[:, 0],
+        query=rows(_sbhd(call.query)),
+        key=keys(_sbhd(call.key))[:, 0],
         softmax_scale=(model.qk_head_dim + model.qk_pos_emb_head_dim) ** -0.5,
         up_v=call.up_v,
         q_indexer=rows(q_indexer),
@@ -119,6 +117,11 @@ def _gathered(
     )
     shape = (-1, model.num_attention_heads, model.v_head_dim)
     return inputs, rows(call.upstream).reshape(shape)
+
+
+def _sbhd(tensor: torch.Tensor) -> torch.Tensor:
+    """View a packed ``[rows, heads, dim]`` query or key with a batch dimension of one."""
+    return tensor.unsqueeze(1) if tensor.dim() == 3 else tensor
 
 
 def _pairs(
@@ -130,8 +133,8 @@ def _pairs(
     output = unwrap(call.output)[:, stream]
     wanted: list[tuple[str, torch.Tensor | None, Expected | None]] = [
         ("attention_output", output.reshape(rank.output.value.shape), rank.output),
-        ("grad.query", _grad(call.query, stream), rank.grad_query),
-        ("grad.key", _grad(call.key, stream, squeeze=True), own_keys.key),
+        ("grad.query", _absorbed_grad(call.query, stream), rank.grad_query),
+        ("grad.key", _first_head(_absorbed_grad(call.key, stream)), own_keys.key),
         ("grad.q_indexer", _grad(q_indexer, stream), rank.grad_q_indexer),
         ("grad.k_indexer", _grad(k_indexer, stream), own_keys.k_indexer),
         ("grad.weights", _grad(weights, stream), rank.grad_weights),
@@ -143,20 +146,26 @@ def _pairs(
         yield name, torch.zeros_like(due.value) if actual is None else actual, due
 
 
-def _grad(tensor: torch.Tensor, stream: int, *, squeeze: bool = False) -> torch.Tensor | None:
-    if tensor.grad is None:
-        return None
-    grad = unwrap(tensor.grad)[:, stream]
-    return grad[:, 0] if squeeze else grad
+def _grad(tensor: torch.Tensor, stream: int) -> torch.Tensor | None:
+    return None if tensor.grad is None else unwrap(tensor.grad)[:, stream]
+
+
+def _absorbed_grad(tensor: torch.Tensor, stream: int) -> torch.Tensor | None:
+    return None if tensor.grad is None else _sbhd(unwrap(tensor.grad))[:, stream]
+
+
+def _first_head(grad: torch.Tensor | None) -> torch.Tensor | None:
+    return None if grad is None else grad[:, 0]
 
 
 def _loss_value(
     recorder: Recorder,
     expected: list[GroupValues],
     groups: Groups,
+    site: Site,
     dtype: str,
     tolerances: Tolerances,
-) -> Any:
+) -> ValueComparison:
     """This rank's indexer loss as the build reports it; a batch averages its equal streams."""
     losses = [values.ranks[groups.cp_rank].loss for values in expected]
     parts = [loss for loss in losses if loss is not None]
@@ -165,7 +174,7 @@ def _loss_value(
         scale=torch.stack([part.scale for part in parts]).mean(),
         length=sum(part.length for part in parts),
     )
-    actual = observed_loss(recorder)
+    actual = observed_loss(recorder, site.layer)
     found = torch.zeros_like(mean.value) if actual is None else actual.to(mean.value.dtype)
     return compare_expected("indexer_loss", found, mean, dtype=dtype, tolerances=tolerances)
 
@@ -174,11 +183,13 @@ _LOSS_PLACES = {"dispatch_attention": 1, "dispatch_topk_loss": 2, "naive_topk_lo
 """Hook symbol to the place of the indexer loss in its result."""
 
 
-def observed_loss(recorder: Recorder) -> torch.Tensor | None:
-    """The indexer loss of the last scorer that returned one, a scalar outside any graph."""
+def observed_loss(recorder: Recorder, layer: int) -> torch.Tensor | None:
+    """The indexer loss of a layer's last scorer that returned one, a scalar outside any graph."""
     found = None
     for call in recorder.calls:
         place = _LOSS_PLACES.get(call.symbol)
-        if place is not None and call.returned and call.result is not None:
+        if call.layer != layer or place is None:
+            continue
+        if call.returned and call.result is not None:
             found = unwrap(call.result[place])
     return found

@@ -138,8 +138,10 @@ class CollectiveFinding:
         calls = {item.global_rank: item.call for item in self.calls}
         match self.kind:
             case CollectiveKind.MISSING:
-                place = calls[self.waiting[0]].place
-                return f"{_named(self.waiting)} in {place}, which {_named(self.ranks)} never called"
+                call = calls[self.waiting[0]]
+                site = f" at {' < '.join(call.at)}" if call.at else ""
+                who, absent = _named(self.waiting), _named(self.ranks)
+                return f"{who} in {call.place}{site}, which {absent} never called"
             case CollectiveKind.EXTRA:
                 place = calls[self.ranks[0]].place
                 return f"{_named(self.ranks)} alone in {place}; {_stands(calls, self.ranks)}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
@@ -79,24 +79,25 @@ def kernels(stage: Stage, case: Case) -> AbstractContextManager[None]:
     )
 
 
-def site_of(stage: Stage, case: Case, cp_rank: int) -> Site:
-    """Where the evidence of a case belongs; the layer is filled in later."""
+def site_of(stage: Stage, case: Case, cp_rank: int, *, layer: int = 1) -> Site:
+    """Where the evidence of a case belongs; collectors over all layers fill the layer in."""
     return Site(
         global_rank=stage.task.global_rank,
         cp_rank=cp_rank,
         microbatch=case.index,
+        layer=layer,
         seed=case.seed,
     )
 
 
-def conclude_case(stage: Stage, case: Case, cp_rank: int, keys: torch.Tensor) -> None:
+def conclude_case(stage: Stage, case: Case, cp_rank: int, keys: Mapping[int, torch.Tensor]) -> None:
     """Compare a case with the reference and write its evidence.
 
     Args:
         stage: The rank's stage.
         case: The case that just ran.
         cp_rank: Rank in its context-parallel group, real or logical.
-        keys: ``[batch, keys, dim]`` all indexer keys in packed order.
+        keys: Layer to all its indexer keys ``[batch, keys, dim]`` in packed order.
     """
     if stage.journal.current is not Phase.COMPARE:
         stage.journal.phase(Phase.COMPARE)

@@ -54,6 +54,7 @@ class Stage:
     recorder: Recorder
     source: KernelSource
     provider: Any
+    provider_name: str
 
 
 def _execute(task: Task, journal: Journal) -> None:
@@ -104,6 +105,7 @@ def _stage(task: Task, journal: Journal, build: MegatronBuild) -> Iterator[Stage
             recorder=recorder,
             source=source,
             provider=provider,
+            provider_name=provider_name,
         )
 
 

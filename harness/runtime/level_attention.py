@@ -41,7 +41,7 @@ def run_attention_level(stage: Stage) -> None:
                     run_attention(attention, inputs, up_v, case.pack if case.packed else None)
                 stage.journal.phase(Phase.COMPARE)
             keys = _gathered_keys(stage, case, groups)
-            conclude_case(stage, case, groups.cp_rank, keys)
+            conclude_case(stage, case, groups.cp_rank, {1: keys})
 
 
 def _train(
@@ -74,7 +74,6 @@ def _train(
         output=output,
         upstream=upstream,
         up_v=up_v,
-        module=attention,
     )
     site = site_of(stage, case, groups.cp_rank)
     for record in training_values(

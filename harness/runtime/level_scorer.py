@@ -34,4 +34,4 @@ def run_scorer_level(stage: Stage) -> None:
                     packed=case.packed,
                     explicit_key_positions=case.spec.key_positions == "explicit",
                 )
-            conclude_case(stage, case, cp_rank, inputs.k.transpose(0, 1))
+            conclude_case(stage, case, cp_rank, {1: inputs.k.transpose(0, 1)})

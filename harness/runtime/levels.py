@@ -5,6 +5,7 @@ from __future__ import annotations
 from harness.production.errors import CapabilityMissingError
 from harness.runtime.engine import Stage
 from harness.runtime.level_attention import run_attention_level
+from harness.runtime.level_model import run_model_level
 from harness.runtime.level_scorer import run_scorer_level
 from harness.scenario.spec import Scenario
 
@@ -17,17 +18,22 @@ def run_level(stage: Stage) -> None:
     """
     scenario = stage.task.scenario
     _check_supported(scenario)
-    if scenario.level == "scorer":
-        run_scorer_level(stage)
-    else:
-        run_attention_level(stage)
+    match scenario.level:
+        case "scorer":
+            run_scorer_level(stage)
+        case "attention":
+            run_attention_level(stage)
+        case "model":
+            run_model_level(stage)
 
 
 def _check_supported(scenario: Scenario) -> None:
     training = scenario.training
     trains = training.backward or training.dsa_indexer_loss_coeff > 0
     unsupported = {
-        "level model": scenario.level == "model",
+        "unpacked batches at level model": scenario.level == "model"
+        and any(mb.qkv_format != "thd" for mb in scenario.microbatches),
+        "shared indices": scenario.model.dsa_indexer_topk_freq > 1,
         "training at level scorer": trains and scenario.level == "scorer",
         "an indexer loss without backward": trains and not training.backward,
         "recomputation": training.recompute != "none",

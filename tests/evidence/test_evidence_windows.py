@@ -78,7 +78,7 @@ def test_silent_accesses_of_a_kernel_are_noted():
         model=ModelSpec(name="small"),
         microbatches=(MicrobatchSpec(sequences=(4,)),),
     )
-    subject = Subject(scenario=scenario, pack=pack, keys=torch.zeros(1, 4, 1), site=SITE)
+    subject = Subject(scenario=scenario, pack=pack, keys={}, site=SITE)
     recorder = Recorder()
     assert list(collect(recorder, subject)) == []
     namespace = modelled_namespace("1.26.0", defects=("long_lengths",))

@@ -5,18 +5,20 @@ import torch
 from kernel_inputs import int32
 from training_inputs import (
     BF16,
-    TURN_PAIRS,
     assert_attention,
     attention_case,
     attention_reference,
     error,
+    pairs,
     run_attention_backward,
 )
 
 from harness.kernels import ARCHES, NotModelledError, cuda_like, modelled_namespace
 
 INF = float("inf")
-every_release = pytest.mark.parametrize(("version", "arch"), TURN_PAIRS)
+AMONG = ("1.24.0", "1.26.0", "1.27.0", "1.28.0", "1.29.0", "1.32.0")
+PAIRS = pairs(*AMONG)
+every_release = pytest.mark.parametrize(("version", "arch"), PAIRS)
 CASE = attention_case()
 
 
@@ -92,7 +94,7 @@ def test_caller_buffers_keep_their_identity():
 # Ids and lengths of the releases that mask
 
 
-LATE = [(v, a) for v, a in TURN_PAIRS if v >= "1.29.0"]
+LATE = [(v, a) for v, a in PAIRS if v >= "1.29.0"]
 late_releases = pytest.mark.parametrize(("version", "arch"), LATE)
 
 

@@ -5,20 +5,22 @@ import torch
 from kernel_inputs import int32
 from training_inputs import (
     BF16,
-    TURN_PAIRS,
     assert_attention,
     attention_case,
     attention_reference,
     error,
     having,
     lacking,
+    pairs,
     run_attention_backward,
     without,
 )
 
 from harness.kernels import AddressFault, KernelHang, modelled_namespace
 
-UNMASKED = having("d785") + having("d877")
+AMONG = ("1.24.0", "1.26.0", "1.28.0", "1.29.0", "1.32.0")
+PAIRS = pairs(*AMONG)
+UNMASKED = having("d785", AMONG) + having("d877", AMONG)
 MASK = {"sm90": "d785", "sm100": "d877"}
 unmasked = pytest.mark.parametrize(("version", "arch"), UNMASKED)
 
@@ -148,7 +150,7 @@ def test_infinite_statistics_are_not_a_number(version, arch):
 
 
 @pytest.mark.parametrize("length", [0, -1])
-@pytest.mark.parametrize(("version", "arch"), having("d433"))
+@pytest.mark.parametrize(("version", "arch"), having("d433", AMONG))
 def test_an_empty_row_hangs(version, arch, length):
     case = attention_case(tokens=2)
     with pytest.raises(KernelHang, match=f"row 1 has topk_length {length}") as caught:
@@ -158,7 +160,7 @@ def test_an_empty_row_hangs(version, arch, length):
     assert (run_attention_backward(healthy, case, lengths=int32(64, length))["dq"][1] == 0).all()
 
 
-@pytest.mark.parametrize(("version", "arch"), having("d785"))
+@pytest.mark.parametrize(("version", "arch"), having("d785", AMONG))
 def test_an_empty_row_on_sm90_loads_ids_in_front_of_it(version, arch):
     case = attention_case(tokens=2)
     namespace = modelled_namespace(version, arch)
@@ -174,7 +176,7 @@ def test_an_empty_row_on_sm90_loads_ids_in_front_of_it(version, arch):
 # long_topk_lengths
 
 
-LONG = [p for p in TURN_PAIRS if p[1] == "sm100" or p[0] < "1.29.0"]
+LONG = [p for p in PAIRS if p[1] == "sm100" or p[0] < "1.29.0"]
 
 
 @pytest.mark.parametrize(("version", "arch"), LONG)
@@ -223,7 +225,7 @@ def test_sm90_clamps_from_1_29_on():
 
 
 @pytest.mark.parametrize("heads", [16, 32, 48, 96])
-@pytest.mark.parametrize(("version", "arch"), having("d384"))
+@pytest.mark.parametrize(("version", "arch"), having("d384", AMONG))
 def test_tiles_mix_tokens_unless_heads_are_a_multiple_of_64(version, arch, heads):
     case = attention_case(tokens=4, heads=heads, lengths=[64, 64, 64, 64])
     result = run_attention_backward(modelled_namespace(version, arch), case)
@@ -244,7 +246,7 @@ def test_a_tile_takes_the_ids_of_its_first_rows_token():
 # d298: a table wider than the key count
 
 
-@pytest.mark.parametrize(("version", "arch"), having("d298"))
+@pytest.mark.parametrize(("version", "arch"), having("d298", AMONG))
 def test_slots_past_the_key_count_lose_their_dkv_alone(version, arch):
     case = attention_case(tokens=2, keys=40, slots=40, lengths=[64, 64])
     case.ids = torch.cat([torch.full((2, 24), -1).int(), case.ids], 1).contiguous()
@@ -260,7 +262,7 @@ def test_slots_past_the_key_count_lose_their_dkv_alone(version, arch):
     assert_attention(run_attention_backward(healthy, case, with_lengths=False), case)
 
 
-@pytest.mark.parametrize(("version", "arch"), lacking("d298", "sm90", "sm100"))
+@pytest.mark.parametrize(("version", "arch"), lacking("d298", "sm90", "sm100", among=AMONG))
 def test_a_wide_table_is_right_elsewhere(version, arch):
     case = attention_case(tokens=1, keys=40, slots=40, lengths=[64])
     case.ids = torch.cat([case.ids, torch.full((1, 24), -1).int()], 1).contiguous()

@@ -4,12 +4,12 @@ import pytest
 import torch
 from training_inputs import (
     BF16,
-    TURN_PAIRS,
     error,
     globalised,
     having,
     indexer_case,
     lacking,
+    pairs,
     run_indexer_backward,
     without,
 )
@@ -17,7 +17,9 @@ from training_inputs import (
 from harness.kernels import ARCHES, RELEASES, cuda_like, modelled_namespace
 
 GRADIENTS = ("d_index_q", "d_weights", "d_index_k")
-every_release = pytest.mark.parametrize(("version", "arch"), TURN_PAIRS)
+AMONG = ("1.24.0", "1.26.0", "1.27.0", "1.28.0", "1.29.0", "1.32.0")
+PAIRS = pairs(*AMONG)
+every_release = pytest.mark.parametrize(("version", "arch"), PAIRS)
 CASE = indexer_case()
 
 
@@ -193,7 +195,7 @@ def shifted(batches, by):
     return case, ids
 
 
-@pytest.mark.parametrize(("version", "arch"), having("d550"))
+@pytest.mark.parametrize(("version", "arch"), having("d550", AMONG))
 def test_a_local_id_of_the_key_count_uses_the_next_batch(version, arch):
     case, ids = shifted(batches=2, by=40)
     namespace = modelled_namespace(version, arch)
@@ -210,8 +212,8 @@ def test_a_local_id_of_the_key_count_uses_the_next_batch(version, arch):
 
 @pytest.mark.parametrize(
     ("version", "arch", "gone"),
-    [(v, a, "d550") for v, a in having("d550")]
-    + [(v, a, "") for v, a in lacking("d550", *ARCHES) if late(v)],
+    [(v, a, "d550") for v, a in having("d550", AMONG)]
+    + [(v, a, "") for v, a in lacking("d550", *ARCHES, among=AMONG) if late(v)],
 )
 def test_a_local_id_of_the_key_count_is_dropped_without_d550(version, arch, gone):
     case, ids = shifted(batches=2, by=40)
@@ -228,7 +230,7 @@ def test_the_second_backend_never_had_d550():
     assert no_gradient(run_indexer_backward(namespace, case, ids=ids, backend="sm100_v2"), 1)
 
 
-@pytest.mark.parametrize(("version", "arch"), [p for p in TURN_PAIRS if p[1] == "sm100"])
+@pytest.mark.parametrize(("version", "arch"), [p for p in PAIRS if p[1] == "sm100"])
 def test_a_global_id_of_another_batch_is_used_on_sm100(version, arch):
     case, ids = shifted(batches=2, by=40)
     keywords = {"topk_indices_global": True} if late(version) else {}
@@ -244,7 +246,7 @@ def test_a_global_id_of_another_batch_is_used_on_sm100(version, arch):
 # d_index_k that was not zeroed
 
 
-@pytest.mark.parametrize(("version", "arch"), having("unzeroed_dk"))
+@pytest.mark.parametrize(("version", "arch"), having("unzeroed_dk", AMONG))
 def test_early_releases_add_to_an_fp32_gradient(version, arch):
     old = torch.full(CASE.k.shape, 3.0)
     for namespace, kept in (
@@ -256,7 +258,7 @@ def test_early_releases_add_to_an_fp32_gradient(version, arch):
         assert error(d_k - kept, CASE.d_k) < BF16
 
 
-@pytest.mark.parametrize(("version", "arch"), lacking("unzeroed_dk", *ARCHES))
+@pytest.mark.parametrize(("version", "arch"), lacking("unzeroed_dk", *ARCHES, among=AMONG))
 def test_later_releases_zero_an_fp32_gradient_first(version, arch):
     d_k = torch.full(CASE.k.shape, float("nan"))
     run_indexer_backward(modelled_namespace(version, arch), CASE, d_index_k=d_k)

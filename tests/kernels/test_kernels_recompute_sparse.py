@@ -3,71 +3,22 @@
 import pytest
 import torch
 from kernel_inputs import int32
-from training_inputs import TURN_PAIRS, distinct_ids, error, having, without
+from recompute_inputs import full_lengths, inputs, reference, run, sums
+from training_inputs import error, having, pairs, without
 
 from harness.kernels import (
     ARCHES,
     AddressFault,
     CompileFailure,
-    KernelHang,
     cuda_like,
     modelled_namespace,
 )
-from harness.kernels.poison import is_poison
-from harness.kernels.recompute_tiles import Tile, unfinished_blocks
 
 INF = float("inf")
-SCALE = 0.04
-every_release = pytest.mark.parametrize(("version", "arch"), TURN_PAIRS)
+AMONG = ("1.24.0", "1.26.0", "1.31.0", "1.32.0")
+PAIRS = pairs(*AMONG)
+every_release = pytest.mark.parametrize(("version", "arch"), PAIRS)
 every_kind = pytest.mark.parametrize("kind", ["attention", "indexer"])
-
-
-def inputs(
-    batch=1, rows=3, keys=40, heads=64, depth=576, slots=128, used=30, seed=0, kind="attention"
-):
-    """Distinct local ids in the first ``used`` slots, -1 behind them."""
-    generator = torch.Generator().manual_seed(seed)
-    depth = depth if kind == "attention" else 128
-    q = torch.randn(batch, rows, heads, depth, generator=generator).bfloat16()
-    k = torch.randn(batch, keys, depth, generator=generator).bfloat16()
-    per_head = torch.randn(batch, rows, heads, generator=generator)
-    if kind == "indexer":
-        per_head = (per_head * 0.01).bfloat16()
-    ids = torch.full((batch, rows, slots), -1, dtype=torch.int32)
-    ids[..., :used] = distinct_ids(batch * rows, keys, used, generator).view(batch, rows, used)
-    return q, k, per_head, ids
-
-
-def run(namespace, kind, tensors, lengths=None, **keywords):
-    if lengths is not None:
-        keywords["topk_length"] = lengths
-    if kind == "attention":
-        return namespace.sparse_attn_score_recompute_wrapper(*tensors, SCALE, **keywords)["target"]
-    return namespace.sparse_indexer_score_recompute_wrapper(*tensors, **keywords)["predict"]
-
-
-def sums(kind, q, keys, per_head):
-    """fp64 unnormalised scores of one row over given keys: (H, D), (K, D), (H,)."""
-    dots = q.double() @ keys.double().T
-    if kind == "attention":
-        return torch.exp(dots * SCALE - per_head.double().unsqueeze(1)).sum(0)
-    return torch.exp((dots.relu() * per_head.double().unsqueeze(1)).sum(0))
-
-
-def reference(kind, q, k, per_head, ids):
-    """Normalised over valid ids (local), 0 elsewhere."""
-    out = torch.zeros(ids.shape, dtype=torch.float64)
-    for b in range(ids.shape[0]):
-        for r in range(ids.shape[1]):
-            valid = (ids[b, r] >= 0) & (ids[b, r] < k.shape[1])
-            if bool(valid.any()):
-                made = sums(kind, q[b, r], k[b][ids[b, r, valid].long()], per_head[b, r])
-                out[b, r, valid] = made / made.sum()
-    return out
-
-
-def full_lengths(ids):
-    return (ids >= 0).sum(-1).to(torch.int32)
 
 
 def runnable(version, kind, lengths):
@@ -147,7 +98,7 @@ def test_a_length_above_the_slots_reads_ids_of_the_next_row(arch):
 PLAIN = {"heads": 128, "depth": 512}
 
 
-@pytest.mark.parametrize(("version", "arch"), having("d1549"))
+@pytest.mark.parametrize(("version", "arch"), having("d1549", ("1.26.0", "1.32.0")))
 def test_lengths_are_ignored_where_the_tiles_coincide(version, arch):
     q, k, lse, ids = inputs(rows=2, used=40, **PLAIN)
     lengths = int32(10, 40).view(1, 2)
@@ -190,7 +141,7 @@ def spoiled(invalid, kind, batch=2, rows=2):
 
 @pytest.mark.parametrize("invalid", [-1, -(2**31), 40, 2 * 40])
 @every_kind
-@pytest.mark.parametrize(("version", "arch"), having("invalid_slots"))
+@pytest.mark.parametrize(("version", "arch"), having("invalid_slots", ("1.24.0", "1.32.0")))
 def test_invalid_slots_without_lengths(version, arch, kind, invalid):
     """A negative id is nothing; one past the keys is a zero key, or stale memory, and counts."""
     tensors = spoiled(invalid, kind)
@@ -271,95 +222,6 @@ def test_normalisers_differ_for_vanishing_sums():
     assert (run(modelled_namespace(), "attention", (q, k, small, ids)) == 0).all()
     target = run(modelled_namespace(arch="sm90"), "attention", (q, k, small, ids))
     assert 0 < float(target.sum(-1).max()) < 1e-3
-
-
-# Widths
-
-
-@pytest.mark.parametrize("slots", [100, 128, 200, 384])
-@every_kind
-@pytest.mark.parametrize(("version", "arch"), having("tail_slots"))
-def test_sm90_never_computes_the_slots_behind_a_multiple_of_128(version, arch, kind, slots):
-    tensors = inputs(rows=2, slots=slots, kind=kind)
-    computed = slots // 128 * 128
-    result = run(modelled_namespace(version, arch), kind, tensors)
-    tail = result[..., computed:]
-    assert bool((tail == 0).all() if version < "1.26.0" else is_poison(tail).all())
-    expected = reference(kind, *tensors)
-    if computed:
-        assert error(result[..., :computed], expected[..., :computed]) < 1e-5
-    out = torch.full(tuple(tensors[3].shape), 7.0)
-    assert run(modelled_namespace(version, arch), kind, tensors, out=out) is out
-    assert (out[..., computed:] == 7.0).all()
-    assert error(run(without(version, arch, "tail_slots"), kind, tensors), expected) < 1e-5
-
-
-@pytest.mark.parametrize("slots", [100, 192, 320])
-@every_kind
-def test_sm100_asserts_whole_blocks(kind, slots):
-    tensors = inputs(rows=1, slots=slots, kind=kind)
-    block = 64 if kind == "attention" else 128
-    lengths = full_lengths(tensors[3])
-    if slots % block:
-        with pytest.raises(AssertionError, match=f"multiple of {block}"):
-            run(modelled_namespace(), kind, tensors, lengths)
-    else:
-        assert (
-            error(run(modelled_namespace(), kind, tensors, lengths), reference(kind, *tensors))
-            < 1e-5
-        )
-    with pytest.raises(AssertionError, match="multiple of 128"):
-        run(modelled_namespace(), kind, tensors)
-
-
-# slot_arithmetic
-
-
-@pytest.mark.parametrize(
-    ("heads", "slots", "outcome"),
-    [
-        (64, 128, "right"),
-        (64, 192, "hangs"),
-        (64, 256, "right"),
-        (64, 384, "hangs"),
-        (64, 768, "garbage"),
-        (64, 1024, "right"),
-        (128, 384, "garbage"),
-        (128, 256, "right"),
-        (128, 192, "hangs"),
-    ],
-)
-@pytest.mark.parametrize("version", ["1.26.0", "1.30.0"])
-def test_slot_arithmetic_of_the_compact_kernel(version, heads, slots, outcome):
-    tensors = inputs(rows=1, heads=heads, slots=slots, keys=slots, used=slots)
-    lengths = full_lengths(tensors[3])
-    namespace = modelled_namespace(version)
-    expected = reference("attention", *tensors)
-    if outcome == "hangs":
-        with pytest.raises(KernelHang, match="never filled"):
-            run(namespace, "attention", tensors, lengths)
-    else:
-        wrong = error(run(namespace, "attention", tensors, lengths), expected)
-        assert wrong > 0.1 if outcome == "garbage" else wrong < 1e-5
-    for healthy in (without(version, "sm100", "slot_arithmetic"), modelled_namespace("1.31.0")):
-        assert error(run(healthy, "attention", tensors, lengths), expected) < 1e-5
-
-
-def test_blocks_that_are_read_too_early():
-    tile = Tile(block=64, split=0, compact=True)
-    assert unfinished_blocks(tile, 64, 768).nonzero().flatten().tolist() == [4, 5, 6, 7]
-    assert not unfinished_blocks(tile, 64, 1024).any()
-    assert unfinished_blocks(tile, 128, 384).nonzero().flatten().tolist() == [2, 3]
-
-
-def test_the_indexer_kernel_shares_the_slot_arithmetic():
-    tensors = inputs(rows=1, slots=384, kind="indexer")
-    with pytest.raises(KernelHang):
-        run(modelled_namespace("1.30.0"), "indexer", tensors)
-    assert (
-        error(run(modelled_namespace("1.31.0"), "indexer", tensors), reference("indexer", *tensors))
-        < 1e-5
-    )
 
 
 # Heads, single rows, refusals

@@ -15,15 +15,21 @@ from harness.kernels import ARCHES, RELEASES, ModelledNamespace, modelled_namesp
 BF16 = 2**-7
 TURNS = ("1.24.0", "1.25.0", "1.26.0", "1.27.0", "1.28.0", "1.29.0", "1.30.0", "1.31.0", "1.32.0")
 """Releases in which some rule of the training wrappers changes."""
-TURN_PAIRS = [(version, arch) for version in TURNS for arch in ARCHES]
 
 
-def having(defect: str) -> list[tuple[str, str]]:
-    return [(v, a) for v, a in TURN_PAIRS if defect in RELEASES[v].defects[a]]
+def pairs(*versions: str) -> list[tuple[str, str]]:
+    """Some releases on both architectures: those in which the wrapper at hand changed."""
+    return [(version, arch) for version in versions for arch in ARCHES]
 
 
-def lacking(defect: str, *arches: str) -> list[tuple[str, str]]:
-    return [(v, a) for v, a in TURN_PAIRS if a in arches and defect not in RELEASES[v].defects[a]]
+def having(defect: str, among: tuple[str, ...] = TURNS) -> list[tuple[str, str]]:
+    return [(v, a) for v, a in pairs(*among) if defect in RELEASES[v].defects[a]]
+
+
+def lacking(defect: str, *arches: str, among: tuple[str, ...] = TURNS) -> list[tuple[str, str]]:
+    return [
+        (v, a) for v, a in pairs(*among) if a in arches and defect not in RELEASES[v].defects[a]
+    ]
 
 
 def without(version: str, arch: str, *gone: str, seed: int = 0) -> ModelledNamespace:

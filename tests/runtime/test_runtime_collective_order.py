@@ -47,8 +47,10 @@ def test_a_rank_that_made_no_call_is_missing():
     found = find_disagreement(calls)
     assert found.kind is CollectiveKind.MISSING
     assert (found.ranks, found.waiting, found.sequence) == ((1,), (0, 2), 1)
-    text = "ranks 0, 2 in all_reduce #1 of group 1 (ranks 0, 1, 2), which rank 1 never called"
-    assert found.text == text
+    assert found.text == (
+        "ranks 0, 2 in all_reduce #1 of group 1 (ranks 0, 1, 2) at megatron/core/x.py:1, "
+        "which rank 1 never called"
+    )
     healthy = {rank: made[:1] for rank, made in calls.items()}
     assert find_disagreement(healthy) is None
 

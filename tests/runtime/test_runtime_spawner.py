@@ -43,6 +43,7 @@ def test_only_the_torch_preload_leaves_cuda_to_forked_children(cuda, expected):
     assert done.stdout.split() == [str(expected)], done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
 @pytest.mark.xdist_group("ranks")
 def test_a_poisoned_forkserver_gives_way_to_spawn():

@@ -201,6 +201,7 @@ def test_each_worker_can_supervise_its_own_rank(session):
     session.assert_gone_within(2.0)
 
 
+@pytest.mark.slow
 def test_group_isolation_repeats_those_that_shared_a_fault(session):
     names = session.scenarios("first", "second", "third")
     words = ["--isolation", "group", "--inject", "sigkill@1:score@second"]
@@ -214,6 +215,7 @@ def test_group_isolation_repeats_those_that_shared_a_fault(session):
     assert [a.isolation for a in attempts["tiny/third"]] == ["group"]
 
 
+@pytest.mark.slow
 def test_isolation_none_runs_in_the_workers(session):
     names = session.scenarios("first", "second", "third")
     words = ["--isolation", "none", "--inject", "exception@1:score@second"]
@@ -231,6 +233,7 @@ def test_isolation_none_runs_in_the_workers(session):
     assert code in (3, 4), "torch elastic may see the failed worker before the leader"
 
 
+@pytest.mark.slow
 def test_a_run_without_a_launcher_is_one_rank(session):
     name = session.scenarios("alone")[0]
     text = Path(name).read_text().replace("context_parallel_size: 2", "context_parallel_size: 1")
