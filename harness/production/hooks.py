@@ -156,6 +156,12 @@ def _observed(hook: Hook, original: Callable[..., Any], recorder: Recorder) -> C
             arguments = dict(kwargs)
         if hook.symbol == "attention":
             recorder.layer = int(args[0].layer_number)
+        dresser = recorder.dressers.get(hook.symbol)
+        if dresser is not None:
+            bound = signature.bind(*args, **kwargs)
+            arguments = {name: dresser(name, value) for name, value in bound.arguments.items()}
+            bound.arguments.update(arguments)
+            args, kwargs = bound.args, bound.kwargs
         return recorder.record(
             hook.symbol, "megatron", hook.phase, arguments, lambda: original(*args, **kwargs)
         )

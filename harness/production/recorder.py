@@ -35,6 +35,9 @@ class HookCall:
 Reducer = Callable[["HookCall"], None]
 """Replaces what a call holds by what its evidence needs, right after it returned."""
 
+Dresser = Callable[[str, Any], Any]
+"""Changes an argument, by name and value, on its way into a hooked symbol."""
+
 Transform = Callable[[HookCall, Any], Any]
 """Changes a hooked symbol's result; planted faults use it."""
 
@@ -47,6 +50,7 @@ class Recorder:
         on_phase: Called when a hook with a phase is entered, before the call, so that a journal
             line stands on disk if the call never returns.
         transforms: Symbol to function applied to that symbol's result.
+        dressers: Symbol to function applied to each of its arguments.
         reducers: Symbol to function that slims the kept call, so that score matrices of a long
             pack are not all held until the forward ends.
         findings: Accesses outside a row that modelled kernels made without a fault, as a GPU would.
@@ -54,6 +58,7 @@ class Recorder:
 
     on_phase: Callable[[Phase], None] = lambda _phase: None
     transforms: dict[str, Transform] = field(default_factory=dict)
+    dressers: dict[str, Dresser] = field(default_factory=dict)
     reducers: dict[str, Reducer] = field(default_factory=dict)
     findings: list[AddressFaultEvidence] = field(default_factory=list)
     calls: list[HookCall] = field(default_factory=list)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -28,14 +29,21 @@ def run_model_level(stage: Stage) -> None:
     config = transformer_config(scenario, modelled=stage.source.modelled)
     with model_parallel(scenario.parallel) as groups, absorbed_linear(stage.provider_name):
         model = build_model(scenario, config, stage.provider)
-        if stage.source.modelled:
-            # From the embedding on, tensors claim CUDA, so that production branches run.
-            model.embedding.register_forward_hook(
-                lambda _module, _args, output: as_production(output, stage.source)
-            )
+        # Megatron's own autograd functions hand on plain tensors, so they are dressed again here.
+        stage.recorder.dressers["attention"] = _as_production(stage)
         for case in cases(scenario):
             begin(stage, case, groups.cp_rank)
             _run_case(stage, case, groups, model)
+
+
+def _as_production(stage: Stage) -> Callable[[str, Any], Any]:
+    """Dress what goes into attention so that production branches run with modelled kernels."""
+
+    def dress(name: str, value: Any) -> Any:
+        is_input = name in ("query", "key", "x", "qr") and isinstance(value, torch.Tensor)
+        return as_production(value, stage.source) if is_input else value
+
+    return dress
 
 
 def _run_case(stage: Stage, case: Case, groups: Groups, model: Any) -> None:

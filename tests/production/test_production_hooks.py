@@ -105,3 +105,13 @@ def test_selected_keys_are_kept_as_returned_though_the_caller_overwrites_them():
     kept_indices, kept_scores = recorder.calls[0].result
     assert kept_indices.tolist() == [3, -1]
     assert kept_scores is scores
+
+
+def test_arguments_can_be_dressed_on_their_way_in():
+    recorder = Recorder()
+    recorder.dressers["zigzag_reorder"] = lambda name, value: 8 if name == "sq" else value
+    module = importlib.import_module(LAYOUT)
+    with installed(recorder, "0.19.2"):
+        result = getattr(module, BUILDER)(4, 2, torch.device("cpu"))
+    assert result.numel() == 16
+    assert recorder.of("zigzag_reorder")[0].arguments["sq"] == 8

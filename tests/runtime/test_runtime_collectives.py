@@ -48,6 +48,7 @@ def recorded(tmp_path):
 @pytest.fixture
 def megatron_module(monkeypatch):
     """A module of the build that bound an entry point at import, as Megatron's do."""
+    collectives.uninstall()  # another test of this process may have left the wrappers in place
     module = ModuleType("megatron.planted")
     monkeypatch.setitem(sys.modules, "megatron.planted", module)
     source = "def gather(*args, **kwargs):\n    return early(*args, **kwargs)\n"
