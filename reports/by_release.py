@@ -41,6 +41,14 @@ def family(scenario_id: str) -> str:
     return scenario_id.partition("[")[0]
 
 
+def _column(result: ScenarioResult) -> str:
+    """A result's family, with its overlays: a corrected run says nothing of the bare release."""
+    overlays = result.scenario.get("overlays")
+    if not isinstance(overlays, list) or not overlays:
+        return family(result.id)
+    return f"{family(result.id)} with {' and '.join(map(str, overlays))}"
+
+
 def release_of(result: ScenarioResult) -> tuple[str, str] | None:
     """Return the modelled release and architecture that a scenario was about, None without one.
 
@@ -76,7 +84,7 @@ def by_release(results: Iterable[ScenarioResult]) -> tuple[ReleaseRow, ...]:
         if found is None:
             continue
         row = rows.setdefault(found, ReleaseRow(release=found[0], arch=found[1]))
-        cell = row.cells.setdefault(family(result.id), Counter())
+        cell = row.cells.setdefault(_column(result), Counter())
         cell[result.verdict, result.outcome] += 1
     if len(rows) < 2:
         return ()

@@ -64,7 +64,7 @@ def _harness_group(cp_group: Any) -> Any:
     dist.all_gather_object(all_groups, mine)
     own = None
     for ranks in sorted({tuple(ranks) for ranks in all_groups}):
-        group = dist.new_group(list(ranks), backend="gloo")
+        group = dist.new_group(list(ranks), backend="gloo", group_desc="HARNESS_CP")
         if list(ranks) == mine:
             own = group
     assert own is not None, "every rank belongs to its own context-parallel group"

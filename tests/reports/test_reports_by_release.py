@@ -198,3 +198,13 @@ def test_shared_folders_are_left_out(names: list[str], short: list[str]) -> None
 
 def test_families() -> None:
     assert family("a/b[cp4-x]") == family("a/b") == "a/b"
+
+
+def test_a_corrected_run_is_no_credit_to_the_bare_release() -> None:
+    bare = ran("r/zigzag[cudnn1.32.0]", "modelled 1.32.0 sm100", KNOWN)
+    other = ran("r/zigzag[cudnn1.25.0]", "modelled 1.25.0 sm100")
+    corrected = ran("r/offsets[cudnn1.32.0]", "modelled 1.32.0 sm100")
+    corrected = replace(corrected, scenario={**corrected.scenario, "overlays": ["causal_offsets"]})
+    (newest,) = [line for line in lines_of(bare, other, corrected) if line.startswith("1.32.0")]
+    assert "offsets with causal_offsets" in newest
+    assert "zigzag with" not in newest
