@@ -1,7 +1,7 @@
 """Time of each kernel model beside the plain torch operations of the same arithmetic.
 
-Run with ``python benchmarks/kernels.py [--threads N] [--quick] [--only TEXT]``. Both columns come from the same
-process, so the ratio is what counts.
+Run with ``python benchmarks/kernels.py [--threads N] [--quick] [--only TEXT]``. Both columns come
+from the same process, so the ratio is what counts.
 """
 
 from __future__ import annotations

@@ -207,6 +207,8 @@ def row_text(record: SelectionEvidence, row: RowFinding) -> str:
         f"{row.sequence}, row {row.row}, position {row.position}, limit {row.limit}"
     )
     wrong = f"wrong picks {_keys(row.wrong)}" if row.wrong else "no wrong pick"
+    if any(key < 0 for key in row.wrong):
+        wrong += " (counted from the sequence's first key: negative ones lie before it)"
     due = f"not picked {_keys(row.due)}" if row.due else "nothing due is missing"
     return f"{where}: {wrong}; {due}"
 

@@ -115,7 +115,7 @@ _ALL = (
     Defect(
         name="unzeroed_dk",
         summary="Sparse indexer backward adds to the old contents of a caller's fp32 d_index_k.",
-        link=f"{_REPOSITORY}/pull/640",
+        link=_REPOSITORY,
         basis="read",
     ),
     Defect(
@@ -164,7 +164,7 @@ _ALL = (
         summary="SM90 recompute of a single query row (or a packed segment of one, up to 1.29 in "
         "the dense wrappers) fails: the transposed per-head operand has no unit stride where the "
         "kernel is compiled for one.",
-        link=f"{_REPOSITORY}/pull/1154",
+        link=_REPOSITORY,
         basis="read",
     ),
     Defect(

@@ -16,6 +16,7 @@ from harness.kernels.rules import DenseBackwardRules
 from harness.kernels.workspaces import aligned_bytes, check_workspace
 
 _OUTPUTS = ("d_index_q", "d_weights", "d_index_k")
+_GRID_Y = 65535
 _INPUTS = (
     "index_q",
     "weights",
@@ -81,7 +82,13 @@ def prepare_dense(context: KernelContext, arguments: Mapping[str, Any]) -> Dense
     layout = _layout(context, arguments, plain)
     _check_shapes(plain, layout)
     _check_dtypes(context, arguments, plain)
-    _check_values(arguments, rules, plain, layout)
+    _check_values(
+        arguments,
+        rules,
+        plain,
+        layout,
+        rows_on_grid_y=context.release.indexer_backward[context.arch].rows_on_grid_y,
+    )
     _check_outputs(context, arguments, plain)
     outer = outer_gradient(
         context,
@@ -156,10 +163,14 @@ def _check_values(
     rules: DenseBackwardRules,
     plain: Mapping[str, torch.Tensor],
     layout: DenseLayout,
+    *,
+    rows_on_grid_y: bool,
 ) -> None:
     block, heads = int(arguments["block_I"]), plain["index_q"].shape[-2]
     require(block > 0, ValueError, f"block_I is {block}; expected a positive number")
     require(heads >= 64, ValueError, f"{heads} heads; expected at least 64")
+    extent = layout.max_rows if rows_on_grid_y else len(layout.segments)
+    require(extent <= _GRID_Y, RuntimeError, f"{extent} rows or batches; the grid takes {_GRID_Y}")
     check_size_rule(rules.size_rule, layout.max_rows, layout.width, layout.ratio)
 
 

@@ -28,8 +28,9 @@ def indexer_backward(context: KernelContext, arguments: Mapping[str, Any]) -> Tu
         ``attn_score`` holds the gradient signal afterwards, and ``index_score`` the row sums where
         the release does so.
 
+    Every id that a release takes lies inside the keys; those of another batch are findings.
+
     Raises:
-        AddressFault: Never with checked ids; kept for ids that lead outside the keys.
         ValueError, TypeError, AssertionError, NotImplementedError, RuntimeError: As the release
             refuses arguments.
     """

@@ -8,6 +8,8 @@ Bands are powers of two: 0 (the query's own position), 1, 2..3, 4..7, and so on.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -17,7 +19,7 @@ NUM_BANDS = 33
 """Enough for a distance of 2^31."""
 
 _EDGES = torch.tensor([1 << i for i in range(NUM_BANDS - 1)], dtype=torch.int64)
-_COLUMNS = ("rows", "rows_exhaustive", "due", "exact", "tie")
+_COLUMNS = ("rows", "rows_exhaustive", "due", "exact", "tie", "unranked")
 
 
 class Bands:
@@ -34,6 +36,7 @@ class Bands:
         picked: Tensor,
         excused: Tensor,
         exhaustive: bool,
+        windows: Tensor | None = None,
     ) -> None:
         """Add rows.
 
@@ -43,6 +46,8 @@ class Bands:
             picked: (r, k) bool.
             excused: (r, k) bool.
             exhaustive: Whether all visible keys are due.
+            windows: (r,) int64 keys that the kernel scored for each row; picked keys past them
+                count as unranked. None where it is not known.
         """
         held = due >= 0
         band = torch.bucketize(positions.unsqueeze(1) - due, _EDGES.to(due.device), right=True)
@@ -59,8 +64,16 @@ class Bands:
             due_in_band.sum(0),
             per_row(picked & held).sum(0),
             per_row(excused & held).sum(0),
+            self._unranked(per_row, picked & held, due, windows),
         )
         self._counts += torch.stack(columns, dim=1).cpu()
+
+    @staticmethod
+    def _unranked(
+        per_row: Callable[[Tensor], Tensor], found: Tensor, due: Tensor, windows: Tensor | None
+    ) -> Tensor:
+        blind = torch.zeros_like(found) if windows is None else due >= windows.unsqueeze(1)
+        return per_row(found & blind).sum(0)
 
     def slices(self) -> tuple[OverlapSlice, ...]:
         """Return the bands that any due key falls into, nearest first."""

@@ -178,12 +178,14 @@ class _Verdict:
         rows = self.table.take(index)
         self.counts.put(index, rows, judged, self.topk, self.windows)
         valid = rows.valid.to(due.device)
+        shown = None if self.windows is None else self.windows[rows.row].to(due.device)[valid]
         self.bands.add(
             positions=rows.position.to(due.device)[valid],
             due=due[valid],
             picked=judged.picked[valid],
             excused=judged.excused[valid],
             exhaustive=exhaustive,
+            windows=shown,
         )
         counts = self.counts.take(index)
         self.worst.add(rows, judged, due, counts.num_wrong, counts.num_out_of_bounds)

@@ -6,6 +6,7 @@ Runs in the worker with rank 0 and needs no torch there, except under isolation 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import sys
@@ -39,6 +40,19 @@ from harness.runtime.world import World
 
 class _StoppedError(Exception):
     """The run was asked to stop while it prepared."""
+
+
+_STORAGE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+
+
+def _storage_problem(problem: OSError) -> str | None:
+    """One line for a file system that takes no more, None for any other error."""
+    if problem.errno not in _STORAGE_ERRORS:
+        return None
+    return (
+        f"{problem.filename or 'the run folder'}: {problem.strerror}; make room on the file system "
+        "that holds --out, or choose another --out"
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,6 +133,8 @@ class Leader:
             pass
         except SpawnerError as problem:
             error = str(problem)
+        except OSError as problem:
+            error = _storage_problem(problem) or traceback.format_exc()
         except Exception:  # noqa: BLE001 (kept in the record and shown)
             error = traceback.format_exc()
         finally:
@@ -145,7 +161,12 @@ class Leader:
             exit_meaning=code.meaning,
             notes=notes,
         )
-        self.folder.write_run(self._record)
+        try:
+            self.folder.write_run(self._record)
+        except OSError as problem:
+            if _storage_problem(problem) is None:
+                raise
+            # Said already; what stands on disk still says that the run was cut short.
         return RunEnd(
             folder=self.folder,
             record=self._record,

@@ -313,3 +313,20 @@ def test_caller_buffers_keep_their_identity():
     result = run(modelled_namespace(), case, d_index_k=d_k)
     assert result["d_index_k"] is d_k
     assert error(d_k, case.expected["d_index_k"]) < BF16
+
+
+@pytest.mark.parametrize(("version", "batch", "rows"), [("1.25.0", 1, 65536), ("1.26.0", 65536, 1)])
+def test_grid_limits(version, batch, rows):
+    half = torch.zeros(1, dtype=torch.bfloat16)
+    scores = torch.zeros(1).expand(batch, rows, rows if batch == 1 else 1)
+    with pytest.raises(RuntimeError, match="65535"):
+        modelled_namespace(version).dense_indexer_backward_wrapper(
+            half.expand(batch, rows, 64, 128),
+            half.expand(batch, rows, 64),
+            half.expand(batch, scores.shape[2], 128),
+            scores,
+            scores[..., 0],
+            scores,
+            scores[..., 0],
+            grad_loss=torch.ones(()),
+        )

@@ -18,7 +18,11 @@ def judged(windows):
     operands = Operands(q=q, k=torch.arange(8.0).view(8, 1), w=torch.ones(8, 1))
     picks = torch.stack([torch.arange(8) - 1, torch.arange(8)], dim=1)
     found = judge_selection(picks, operands, table, topk=2, windows=windows)
-    return found.evidence(Site(global_rank=0, cp_rank=0), stage="final").total
+    evidence = found.evidence(Site(global_rank=0, cp_rank=0), stage="final")
+    bands = [part.stats for part in evidence.by_distance]
+    assert sum(band.exact for band in bands) == evidence.total.exact
+    assert sum(band.unranked for band in bands) == evidence.total.unranked
+    return evidence.total
 
 
 def test_without_windows_every_exact_pick_is_ranked():
