@@ -22,7 +22,16 @@ from harness.scenario.spec import KernelsSpec
 _CUDNN = "megatron.core.transformer.experimental_attention_variant.dsa_cudnn_kernels"
 _DISPATCH = "megatron.core.transformer.experimental_attention_variant.dsa_kernels"
 _CAPABILITY = {"sm90": (9, 0), "sm100": (10, 0)}
-_OPERATIONS = ("indexer_forward", "indexer_top_k", "flash_mla_sparse_fwd")
+_OPERATIONS = (
+    "indexer_forward",
+    "indexer_top_k",
+    "flash_mla_sparse_fwd",
+    "sparse_attn_score_recompute",
+    "dense_attn_score_recompute",
+    "indexer_backward",
+    "dense_indexer_backward",
+    "sparse_attention_backward",
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -92,6 +92,8 @@ KERNEL_PHASES = {
     "indexer_forward_top_k": Phase.SCORE,
     "flash_mla_sparse_fwd": Phase.ATTEND,
     "sparse_attention_backward": Phase.BACKWARD,
+    "indexer_backward": Phase.BACKWARD,
+    "dense_indexer_backward": Phase.BACKWARD,
 }
 """Phase that begins with a kernel wrapper's call."""
 

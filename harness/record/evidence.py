@@ -362,6 +362,10 @@ class ExceptionEvidence:
     """True when it came out of a collective: mostly the echo of another rank's fault."""
     cuda_error: int | None = None
     out_of_memory: bool = False
+    compile_failure: bool = False
+    """True when a kernel did not compile."""
+    kernel_hang: bool = False
+    """True when a modelled kernel would wait for ever where the real one does."""
     address_fault: AddressFaultEvidence | None = None
 
 

@@ -45,6 +45,8 @@ def exception_evidence(error: BaseException) -> ExceptionEvidence:
         in_collective=_in_collective(error),
         cuda_error=code,
         out_of_memory=code == OUT_OF_MEMORY or _out_of_memory(error),
+        compile_failure=hasattr(error, "first_error") and hasattr(error, "kernel"),
+        kernel_hang=name.endswith(".KernelHang"),
         address_fault=fault if isinstance(fault, AddressFaultEvidence) else None,
     )
 

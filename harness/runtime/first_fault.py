@@ -142,6 +142,10 @@ def _exception_verdict(rank: RankOutcome) -> tuple[Verdict, str]:
         return Verdict.INFRASTRUCTURE, text
     if exception.origin == "harness" and exception.cuda_error not in STICKY_ERRORS:
         return Verdict.HARNESS_ERROR, text
+    if exception.compile_failure:
+        return Verdict.COMPILE_FAILED, text
+    if exception.kernel_hang:
+        return Verdict.HANG, text
     if exception.declined and exception.origin == "build":
         return Verdict.REFUSED, text
     return Verdict.CRASH, text

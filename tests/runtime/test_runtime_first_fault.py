@@ -64,6 +64,8 @@ def test_no_fault_among_completed_ranks():
         (raised(1, declined=True, origin="injected"), Verdict.CRASH),
         (raised(1, origin="harness"), Verdict.HARNESS_ERROR),
         (raised(1, out_of_memory=True), Verdict.OUT_OF_MEMORY),
+        (raised(1, compile_failure=True, declined=True), Verdict.COMPILE_FAILED),
+        (raised(1, kernel_hang=True, declined=True), Verdict.HANG),
         (raised(1, address_fault=FAULT), Verdict.MEMORY_FAULT),
         (raised(1, cuda_error=700), Verdict.MEMORY_FAULT),
         (raised(1, cuda_error=2), Verdict.CRASH),
