@@ -22,7 +22,13 @@ ROOT = Path(__file__).resolve().parents[1]
 SCENARIO = """\
 id: launch/{number:02d}
 summary: A small pack, for measuring how quickly scenarios follow each other.
-model: small
+model:
+  name: tiny
+  hidden_size: 64
+  ffn_hidden_size: 64
+  num_attention_heads: 4
+  q_lora_rank: 32
+  dsa_indexer_n_heads: 4
 level: attention
 kernels: {{dsa_kernel_backend: none}}
 parallel: {{context_parallel_size: {ranks}}}

@@ -33,7 +33,8 @@ def _check_supported(scenario: Scenario) -> None:
     unsupported = {
         "unpacked batches at level model": scenario.level == "model"
         and any(mb.qkv_format != "thd" for mb in scenario.microbatches),
-        "shared indices": scenario.model.dsa_indexer_topk_freq > 1,
+        "indices shared between layers": scenario.level == "model"
+        and scenario.model.dsa_indexer_topk_freq > 1,
         "training at level scorer": trains and scenario.level == "scorer",
         "an indexer loss without backward": trains and not training.backward,
         "recomputation": training.recompute != "none",

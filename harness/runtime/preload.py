@@ -10,6 +10,7 @@ import gc
 import logging
 import traceback
 
+import harness.runtime.collectives
 import harness.runtime.preload_torch
 
 PROBLEM: str | None = None
@@ -22,9 +23,12 @@ logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
 try:
     import harness.production.preload
     import harness.runtime.child
-    import harness.runtime.levels  # noqa: F401 (imported for its effect)
+    import harness.runtime.levels
 except Exception:  # noqa: BLE001 (kept and shown in the run's notes)
     PROBLEM = traceback.format_exc()
+
+# Its wrappers do nothing until a rank attaches its journal, but finding their places takes a while.
+harness.runtime.collectives.install()
 
 # Collections in a child would walk, and so copy, every page of what was imported here.
 gc.collect()

@@ -1,0 +1,45 @@
+"""What this version cannot drive is not run, and says so; what it can drive is not refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.production.errors import CapabilityMissingError
+from harness.runtime.levels import _check_supported
+from harness.scenario.loader import load
+from harness.scenario.spec import GraphSpec, ParallelSpec, TrainingSpec
+
+ROOT = Path(__file__).resolve().parents[2]
+SHIPPED = [item.scenario for item in load([str(ROOT / "scenarios")]).scenarios]
+
+
+def test_every_shipped_scenario_can_be_driven():
+    assert SHIPPED
+    for scenario in SHIPPED:
+        _check_supported(scenario)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"graph": GraphSpec(cuda_graph_impl="local")}, "CUDA graphs"),
+        ({"parallel": ParallelSpec(tensor_model_parallel_size=2)}, "tensor parallelism"),
+        ({"parallel": ParallelSpec(dynamic_context_parallel=True)}, "Dynamic CP"),
+        ({"training": TrainingSpec(recompute="full")}, "recomputation"),
+        ({"schedule": ("F0", "B0")}, "schedules"),
+    ],
+)
+def test_a_feature_that_is_missing_is_named(changes, said):
+    scenario = replace(SHIPPED[0], **changes)
+    with pytest.raises(CapabilityMissingError, match=said):
+        _check_supported(scenario)
+
+
+def test_shared_indices_matter_between_layers_only():
+    (scenario, *_) = [s for s in SHIPPED if s.model.dsa_indexer_topk_freq > 1]
+    _check_supported(scenario)
+    with pytest.raises(CapabilityMissingError, match="shared between layers"):
+        _check_supported(replace(scenario, level="model"))
