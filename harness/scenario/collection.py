@@ -30,13 +30,13 @@ class Collection:
     """Files and what they contribute.
 
     Attributes:
-        library: Models by name.
+        models: Models by name.
         sources: Files that take part, by real path, in the order in which they were come upon.
         problems: Of paths that lead to no file.
         order: Files and such paths, for the order of problems.
     """
 
-    library: ModelLibrary
+    models: ModelLibrary
     sources: dict[Path, Source] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
     order: list[str] = field(default_factory=list)
@@ -70,7 +70,7 @@ class Collection:
             if is_suite(document.data):
                 self._read[real] = read_suite(path, document, found)
             else:
-                self._read[real] = read_source(path, document, found, self.library)
+                self._read[real] = read_source(path, document, found, self.models)
         return self._read[real]
 
     def _take(self, path: Path, inside: tuple[Path, ...]) -> Source:

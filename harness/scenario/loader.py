@@ -74,7 +74,7 @@ class LoadResult:
 def load(paths: Iterable[str | Path], *, models_dir: Path = MODELS_DIR) -> LoadResult:
     """Read scenario files, suite files, and folders that are searched for ``*.yaml``."""
     library = ModelLibrary(folder=models_dir)
-    found = Collection(library=library)
+    found = Collection(models=library)
     found.add(paths)
     _report_repeated_ids(found.scenario_files)
     chosen = found.chosen()
