@@ -17,7 +17,7 @@ import torch
 from harness.production.config import DTYPES
 from harness.scenario.spec import ValuesSpec
 
-BLOCK_TOKENS = 256
+BLOCK_TOKENS = 32
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

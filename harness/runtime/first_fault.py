@@ -104,10 +104,14 @@ def _is_cuda_memory_error(rank: RankOutcome) -> bool:
     return exception is not None and exception.cuda_error in MEMORY_ERRORS
 
 
+_SAY_NOTHING_YET = (Verdict.CRASH, Verdict.HANG, Verdict.HARNESS_ERROR)
+"""In ``rendezvous``, where neither build nor scenario took part, these are the infrastructure's."""
+
+
 def _describe(rank: RankOutcome) -> tuple[Verdict, str]:
     phase = rank.deadline or rank.last_phase
     verdict, text = _verdict(rank)
-    if phase is Phase.RENDEZVOUS and verdict in (Verdict.CRASH, Verdict.HANG):
+    if phase is Phase.RENDEZVOUS and verdict in _SAY_NOTHING_YET:
         verdict = Verdict.INFRASTRUCTURE
     return verdict, f"{_place(rank)}: {text}"
 

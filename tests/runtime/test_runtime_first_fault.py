@@ -70,6 +70,7 @@ def test_no_fault_among_completed_ranks():
         (raised(1, cuda_error=700), Verdict.MEMORY_FAULT),
         (raised(1, cuda_error=2), Verdict.CRASH),
         (raised(1, phase=Phase.RENDEZVOUS, in_collective=True), Verdict.INFRASTRUCTURE),
+        (raised(1, phase=Phase.RENDEZVOUS, origin="harness"), Verdict.INFRASTRUCTURE),
         (ok(1, exit_code=None, completed=False, signal=11), Verdict.CRASH),
         (ok(1, completed=False), Verdict.CRASH),
         (ok(1, exit_code=3, completed=False), Verdict.CRASH),

@@ -155,7 +155,10 @@ def _status_code(session):
 
 @pytest.mark.parametrize(
     ("number", "code", "isolation"),
-    [(signal.SIGTERM, 143, "scenario"), (signal.SIGINT, 130, "none")],
+    [
+        (signal.SIGTERM, 143, "scenario"),
+        pytest.param(signal.SIGINT, 130, "none", marks=pytest.mark.slow),
+    ],
 )
 def test_a_signal_to_torchrun_ends_the_run_and_is_recorded(session, number, code, isolation):
     words = ["--isolation", isolation, "--inject", "sleep@0:score@second"]
