@@ -1,0 +1,1 @@
+"""Two runs beside each other: what moved in the environment, what moved in behaviour."""
