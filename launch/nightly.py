@@ -131,6 +131,7 @@ def _tell(
 ) -> tuple[Told, ExitCode]:
     """Add the night to the store and tell it."""
     from reports.history.night import night_of
+    from reports.history.pages import write_pages
     from reports.history.store import StoreError, append
     from reports.history.story import exit_code
     from reports.history.telling import tell_night
@@ -141,8 +142,10 @@ def _tell(
         night = night_of(stored)
         append(store, night)
         told = tell_night(store, night, quarantine=entries)
+        pages = write_pages(store, told)
     except (RunFolderError, StoreError, ValueError) as error:
         raise NightlyError(str(error)) from error
+    click.echo(f"page {pages[0]}")
     return told, exit_code(told.story, fail_on_regression=fail_on_regression)
 
 

@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from harness.record.codec import from_jsonable, to_jsonable
-from reports.history.night import Entry, Night
+from reports.history.night import Entry, Night, well_formed
 from reports.history.store import night_files, read_night
 
 _VERSION = 1
@@ -143,7 +143,8 @@ class Index:
         number = cursor.lastrowid
         # The last line of an id counts.
         by_id = {
-            item["id"]: (item, line) for item, line in zip(read.items, read.lines, strict=True)
+            well_formed(item["id"]): (item, line)
+            for item, line in zip(read.items, read.lines, strict=True)
         }
         self._db.executemany(
             "INSERT INTO entries VALUES (?, ?, ?)",

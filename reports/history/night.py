@@ -188,7 +188,7 @@ def entry_of(result: ScenarioResult) -> Entry:
     fault = attempt.fault
     several = len(result.attempts) > 1
     return Entry(
-        id=result.id,
+        id=well_formed(result.id),
         content_hash=result.content_hash,
         verdict=attempt.verdict,
         outcome=result.outcome,
@@ -205,6 +205,11 @@ def entry_of(result: ScenarioResult) -> Entry:
         metrics=_metrics(result),
         facts={name: str(value) for name, value in attempt.proof.facts.items()},
     )
+
+
+def well_formed(text: str) -> str:
+    """Return a text that has a UTF-8 form: lone surrogates become escapes."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def _kernel(result: ScenarioResult) -> str:

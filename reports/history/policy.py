@@ -94,6 +94,7 @@ class Trend:
 
     Attributes:
         values: Oldest first.
+        labels: The day of each value, where they are known.
         baseline: What the recent nights are held against, None where data are insufficient.
         step: The last step for the worse that is told, None without one.
     """
@@ -101,6 +102,7 @@ class Trend:
     metric: str
     values: tuple[float, ...]
     label: Label
+    labels: tuple[str, ...] = ()
     baseline: float | None = None
     step: Step | None = None
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from reports.history.index import Index
 from reports.history.night import Night
+from reports.history.policy import Trend
 from reports.history.quarantine import Quarantined
 from reports.history.story import Story, last_good, tell
 from reports.history.trends import earlier_nights, judged_trends
@@ -20,9 +21,11 @@ class Told:
 
     Attributes:
         nights: Heads of the earlier nights of the suite, oldest first.
+        trends: Scenario to its judged trends.
     """
 
     story: Story
+    trends: dict[str, tuple[Trend, ...]]
     nights: tuple[Night, ...]
     warnings: tuple[str, ...]
 
@@ -47,11 +50,12 @@ def tell_night(
         if reference is not None:
             number = next(number for number, head in earlier if head is reference)
             reference = index.with_entries(number, reference)
+        trends = judged_trends(index, night, earlier)
         story = tell(
             night,
             reference,
-            judged_trends(index, night, earlier),
+            trends,
             quarantine=quarantine,
             today=today,
         )
-        return Told(story=story, nights=tuple(heads), warnings=tuple(index.warnings))
+        return Told(story=story, trends=trends, nights=tuple(heads), warnings=tuple(index.warnings))

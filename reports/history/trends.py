@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from reports.history.index import Index
 from reports.history.night import Night
@@ -31,11 +32,12 @@ def judged_trends(
 
     Nights of another key are left out: their numbers are no measure of tonight's.
     """
-    same = [number for number, head in earlier if head.key == night.key][-(JUDGED - 1) :]
-    series = index.series(same)
+    same = [(number, head) for number, head in earlier if head.key == night.key][-(JUDGED - 1) :]
+    series = index.series([number for number, _ in same])
+    days = {number: head.started_at[:10] for number, head in same}
     return {
         entry.id: tuple(
-            judge(metric, [*_values(series, entry.id, metric), value])
+            _judged(series.get(entry.id, {}).get(metric, ()), days, metric, value, night)
             for metric, value in entry.metrics.items()
             if metric in POLICIES
         )
@@ -43,7 +45,13 @@ def judged_trends(
     }
 
 
-def _values(
-    series: Mapping[str, Mapping[str, Sequence[tuple[int, float]]]], scenario: str, metric: str
-) -> list[float]:
-    return [value for _, value in series.get(scenario, {}).get(metric, ())]
+def _judged(
+    points: Sequence[tuple[int, float]],
+    days: Mapping[int, str],
+    metric: str,
+    value: float,
+    night: Night,
+) -> Trend:
+    trend = judge(metric, [*(earlier for _, earlier in points), value])
+    labels = (*(days[number] for number, _ in points), night.started_at[:10])
+    return replace(trend, labels=labels)
