@@ -5,16 +5,23 @@ same through the same production path: the quick side runs all scenarios in one 
 processes of its own; the slow side starts a torchrun for each, whose workers import torch and
 Megatron and run it themselves (``--isolation none``). The slow side is measured a few times and
 extrapolated. Both sides share the machine, so the ratio is what counts; 20 is the aim.
+
+Below the ratio: the time from the start of one scenario of the quick run to that of the next, once
+imports are done (the aim is less than 0.5 s on 4 idle ranks), and where a rank spends it.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections import defaultdict
+from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -61,6 +68,27 @@ def timed_run(folder: Path, ranks: int, paths: list[Path], *words: str) -> float
     return seconds
 
 
+def print_overhead(run: Path) -> None:
+    """Print medians over the scenarios of a run, without the first two."""
+    starts, phases = [], defaultdict(list)
+    for path in sorted((run / "results").glob("*.json")):
+        attempt = json.loads(path.read_text())["attempts"][-1]
+        starts.append(datetime.fromisoformat(attempt["started_at"]).timestamp())
+        for rank in attempt["ranks"]:
+            spent: dict[str, float] = defaultdict(float)
+            for timing in rank["phases"]:
+                spent[timing["phase"]] += timing["end_s"] - timing["begin_s"]
+            for phase, seconds in spent.items():
+                phases[phase].append(seconds)
+    spans = sorted(after - before for before, after in pairwise(sorted(starts)[2:]))
+    print(
+        f"one scenario to the next:  {statistics.median(spans):6.2f} s median, "
+        f"{spans[0]:.2f} to {spans[-1]:.2f} s (aim: less than 0.5)"
+    )
+    parts = (f"{phase} {1000 * statistics.median(spent):.0f}" for phase, spent in phases.items())
+    print(f"a rank's phases, ms:       {', '.join(parts)}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--scenarios", type=int, default=20, help="scenarios of the quick side")
@@ -74,7 +102,10 @@ def main() -> None:
             timed_run(folder, asked.ranks, [path], "--isolation", "none")
             for path in paths[: asked.slow]
         ]
+        before = set((folder / "runs").iterdir())
         quick = timed_run(folder, asked.ranks, paths)
+        (run,) = set((folder / "runs").iterdir()) - before
+        print_overhead(run)
     each = statistics.mean(slow)
     total = each * asked.scenarios
     print(

@@ -24,6 +24,16 @@ COMMANDS = {
     "list": ("launch.listing", "list_scenarios", "List the scenarios of files and folders."),
     "status": ("launch.status", "status", "Show how a run stands, and return its exit code."),
     "report": ("launch.report", "report", "Write reports from the records of a run."),
+    "export": ("launch.export", "export", "Write a run in the format of another tool."),
+    "nightly": ("launch.nightly", "nightly", "Run a suite, add the night to a history, tell it."),
+    "baseline": ("launch.baseline", "baseline", "Show or accept the baseline of a history."),
+    "doctor": ("launch.doctor", "doctor", "Show what this machine or a cluster has and lacks."),
+    "submit": ("launch.submit", "submit", "Submit scenarios to Slurm, as few jobs."),
+    "jobs": ("launch.jobs", "jobs", "Show how the parts of a submission stand."),
+    "wait": ("launch.jobs", "wait", "Wait for a submission, then collect it."),
+    "cancel": ("launch.jobs", "cancel", "Cancel the jobs of a submission."),
+    "collect": ("launch.jobs", "collect", "Make one run of a submission's parts."),
+    "diff": ("launch.diff", "diff", "Show what differs between two runs, or two targets."),
     "schema": ("launch.schema", "schema", "Print the JSON schema of scenario files."),
 }
 """Subcommand to its module, the attribute there, and its line in ``--help``."""
@@ -118,3 +128,7 @@ def _exit_status(arguments: Sequence[str] | None) -> int:
         click.echo("error in the harness itself; please report it with the lines above", err=True)
         return ExitCode.HARNESS_ERROR
     return status if isinstance(status, int) else ExitCode.OK
+
+
+if __name__ == "__main__":
+    main()

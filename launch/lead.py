@@ -15,11 +15,20 @@ from harness.runtime.control import ControlError, ControlServer, control_path
 from harness.runtime.options import Options, UsageError, parse_options
 from harness.runtime.progress import summary_line
 from harness.runtime.stop import StopRequest
+from harness.runtime.storage import storage_problem
 from harness.runtime.world import World
+from reports.text import counted
 
 if TYPE_CHECKING:
-    from harness.runtime.leader import RunEnd
+    from harness.runtime.hub import Hub
+    from harness.runtime.leader import Leader, RunEnd
     from harness.runtime.preflight import Preflight
+
+
+_SANITIZED = (
+    "--sanitizer: expected `dsa-harness run --ranks N --sanitizer ...`, which starts the workers "
+    "under the tool; under torchrun they run already"
+)
 
 
 def lead(world: World, argv: Sequence[str]) -> int:
@@ -32,43 +41,88 @@ def lead(world: World, argv: Sequence[str]) -> int:
         return int(ExitCode.HARNESS_ERROR)
     stop = StopRequest()
     stop.install()
+    hub: Hub | None = None
+    code = ExitCode.HARNESS_ERROR
     try:
-        return int(_lead(world, parse_options(argv, "launch/run.py"), server, stop))
+        options = parse_options(argv, "launch/run.py")
+        if options.sanitizer is not None:
+            raise UsageError([_SANITIZED])
+        if not world.is_run_leader:
+            from launch.follow import follow
+
+            return follow(world, options, server, stop)
+        hub = _open_hub(world, options, stop)
+        code = _lead(world, options, server, stop, hub)
     except UsageError as error:
         # Every node's leader finds the same mistakes; one of them tells.
         for problem in error.problems if world.is_run_leader else ():
             print(visible(problem), file=sys.stderr)  # noqa: T201
-        return int(error.exit_code)
+        code = error.exit_code
     except Exception:  # noqa: BLE001 (an exit code of its own, so that no check seems to fail)
         traceback.print_exc()
-        return int(ExitCode.HARNESS_ERROR)
     finally:
+        if hub is not None:
+            hub.end(code)
         server.close()
+    return int(code)
 
 
-def _lead(world: World, options: Options, server: ControlServer, stop: StopRequest) -> ExitCode:
+def _open_hub(world: World, options: Options, stop: StopRequest) -> Hub | None:
+    """Have the leaders of the other nodes find this one, before anything else can fail."""
+    if world.num_nodes == 1:
+        return None
+    from harness.runtime.hub import Hub, shared_folder
+    from harness.runtime.run_folder import RunFolderError, check_writable
+
+    out = shared_folder(options)
+    try:
+        check_writable(out)
+        return Hub(world, out, stop)
+    except (RunFolderError, OSError) as error:
+        raise UsageError([str(error)]) from error
+
+
+def _lead(
+    world: World, options: Options, server: ControlServer, stop: StopRequest, hub: Hub | None
+) -> ExitCode:
     from harness.runtime.preflight import check
 
     preflight = check(world, options)
     for warning in preflight.warnings:
         print(warning, file=sys.stderr)  # noqa: T201
     if options.dry_run:
-        show_plan(preflight, world, options)
+        show_plan(preflight, world, preflight.options)
         return ExitCode.OK
     from harness.runtime.leader import Leader
     from harness.runtime.run_folder import RunFolderError
     from reports.console import scenario_line
 
     try:
-        leader = Leader(world, options, preflight, server, stop, describe=scenario_line)
+        leader = Leader(
+            world, preflight.options, preflight, server, stop, describe=scenario_line, hub=hub
+        )
     except RunFolderError as error:
         raise UsageError([str(error)]) from error
-    end = leader.run()
+    try:
+        end = leader.run()
+        # Whoever starts a run in pieces writes the documents after the last one.
+        return _finish(leader, end) if options.at_most is None else end.exit_code
+    finally:
+        leader.close()
+
+
+def _finish(leader: Leader, end: RunEnd) -> ExitCode:
+    """Write the documents; where that fails the records are whole, and the run says so."""
     try:
         _write_reports(end)
-    except Exception:  # noqa: BLE001 (the records are whole; only their documents are not)
-        problem = "the reports could not be written:\n" + traceback.format_exc()
-        print(problem, file=sys.stderr)  # noqa: T201
+    except Exception as error:  # noqa: BLE001 (said, and kept in run.json)
+        reason = storage_problem(error) if isinstance(error, OSError) else None
+        problem = f"the reports could not be written: {reason}"
+        if reason is None:
+            problem = "the reports could not be written:\n" + traceback.format_exc()
+        if reason is None or end.error is None:
+            # One full disk is told of once.
+            print(problem, file=sys.stderr)  # noqa: T201
         end = leader.finish(end.exit_code or ExitCode.HARNESS_ERROR, problem)
         print(summary_line(end.results, end.exit_code, end.duration_s), flush=True)  # noqa: T201
     return end.exit_code
@@ -76,10 +130,13 @@ def _lead(world: World, options: Options, server: ControlServer, stop: StopReque
 
 def show_plan(preflight: Preflight, world: World, options: Options) -> None:
     """Print what would run, and the command for it."""
-    for item in preflight.planned:
-        print(f"{item.scenario.id}  {item.num_ranks} ranks on {item.device}  {item.file}")  # noqa: T201
+    planned = [item for item in preflight.planned if item.scenario.id not in preflight.done]
+    for item in planned:
+        ranks = f"{counted(item.num_ranks, 'rank')} on {item.device}"
+        times = f"  {item.repeat} times" if item.repeat > 1 else ""
+        print(f"{item.scenario.id}  {ranks}  {item.file}{times}")  # noqa: T201
     print(  # noqa: T201
-        f"{len(preflight.planned)} scenarios, isolation {preflight.isolation}: "
+        f"{counted(len(planned), 'scenario')}, isolation {preflight.isolation}: "
         + rerun_run(world, replace(options, dry_run=False))
     )
 

@@ -38,6 +38,8 @@ def wait_for_orders(world: "World") -> int:  # type: ignore[name-defined] # noqa
     """Sleep until the leader ends or gives an order; print nothing in between."""
     # torchrun passes Ctrl-C on to every worker; a traceback of each would bury the leader's words.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    # Slurm's warning reaches every process of a step; the leader ends the run upon it.
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     from harness.runtime.control import connect, control_path
 
     channel = connect(control_path(world), {"worker": world.local_rank})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import click
 from harness.record.files import RESULTS_FOLDER, RUN_FILE, RecordFileError, read_record
 from harness.record.result import RunRecord, ScenarioResult
 from harness.record.verdict import ExitCode, Outcome
+from harness.runtime.run_lock import live_holder
+from reports.text import counted
 
 
 @click.command(name="status")
@@ -18,7 +21,8 @@ def status(run: Path) -> int:
     """Show how RUN (a run folder or its run.json) stands, and return its exit code.
 
     The code is that of the run: 0 all as expected or known, 1 a check failed, and so on; 3 also for
-    a run that was cut short, and 2 when there is no run to read.
+    a run that still runs or was killed, which the line tells apart, and 2 when there is no run to
+    read.
     """
     folder = run.parent if run.name == RUN_FILE else run
     try:
@@ -26,13 +30,17 @@ def status(run: Path) -> int:
     except RecordFileError as error:
         click.echo(f"{error}; give a run folder, such as runs/<time>-<name>", err=True)
         return int(ExitCode.USAGE)
-    click.echo(f"{folder}: {_counts(folder, record)}; {_end(record)}")
+    click.echo(f"{folder}: {_counts(folder, record)}; {_end(folder, record)}")
     return int(ExitCode.HARNESS_ERROR) if record.exit_code is None else record.exit_code
 
 
-def _end(record: RunRecord) -> str:
+def _end(folder: Path, record: RunRecord) -> str:
     if record.exit_code is None:
-        return "still running, or cut short: it never wrote an exit code"
+        holder = live_holder(folder)
+        if holder is not None:
+            return f"still running ({holder})"
+        command = shlex.join(["dsa-harness", "run", "--resume", str(folder)])
+        return f"cut short: it was killed before it wrote an exit code; finish it with {command}"
     return f"exit code {record.exit_code} ({record.exit_meaning})"
 
 
@@ -46,4 +54,4 @@ def _counts(folder: Path, record: RunRecord) -> str:
     parts = [f"{counts[outcome]} {outcome}" for outcome in Outcome if counts[outcome]]
     missing = len(record.scenario_ids) - sum(counts.values())
     parts += [f"{missing} without a result"] if missing > 0 else []
-    return f"{len(record.scenario_ids)} scenarios: {', '.join(parts) or 'none'}"
+    return f"{counted(len(record.scenario_ids), 'scenario')}: {', '.join(parts) or 'none'}"

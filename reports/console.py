@@ -13,9 +13,10 @@ from itertools import groupby
 from typing import TextIO
 
 from harness.record.environment import Environment
-from harness.record.files import RESULTS_FOLDER, safe_name
 from harness.record.result import RunRecord, ScenarioResult
 from reports.by_release import families, release_line, short_names
+from reports.files import result_file
+from reports.findings import rate_texts
 from reports.overlap import RankOverlap
 from reports.proof import HARDWARE, proof_lines
 from reports.published import published_text
@@ -79,7 +80,7 @@ def summary_lines(summary: RunSummary) -> list[Line]:
         lines += _scenario(item, detailed=detailed)
     for item in summary.failing:
         lines.append(Line(text=""))
-        lines += _block(item)
+        lines += block_lines(item)
     lines += _releases(summary)
     lines.append(Line(text=""))
     if summary.missing:
@@ -188,6 +189,8 @@ def _scenario(item: ScenarioView, *, detailed: bool) -> Iterator[Line]:
             yield Line(text=_INDENT + visible(f"{label} {', '.join(values)}"))
     for text in overlap_rows(item):
         yield Line(text=_INDENT + text)
+    for text in rate_texts(item.result):
+        yield Line(text=_INDENT + visible(f"rate: {text}"))
     for entry in item.published:
         yield Line(text=_INDENT + shorten(f"published: {published_text(entry)}", _LONGEST))
     if item.known:
@@ -262,14 +265,14 @@ def _columns(header: list[str], rows: list[list[str]]) -> list[list[str]]:
     ]
 
 
-def _block(item: ScenarioView) -> Iterator[Line]:
+def block_lines(item: ScenarioView) -> Iterator[Line]:
     """A failure block; its last line is the command that reruns the scenario."""
     result = item.result
     title = f"--- {result.outcome}: {result.verdict}: {visible(result.id)} ---"
     yield Line(text=title, style=_STYLES[item.need])
     rows = [("summary", result.summary), *((f.label, f.text) for f in item.findings)]
     rows.append(("plan", f"{item.plan}, kernels {item.kernels}"))
-    rows.append(("result", f"{RESULTS_FOLDER}/{safe_name(result.id)}.json"))
+    rows.append(("result", result_file(result)))
     rows += [("stacks", text) for text in _stacks(result)]
     if result.file:
         rows.append(("scenario", result.file))

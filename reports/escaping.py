@@ -14,6 +14,16 @@ _FILE = re.compile(r"[A-Za-z0-9._~-]+(/[A-Za-z0-9._~-]+)*")
 _NOTHING = "-"
 
 
+def is_link(text: str) -> bool:
+    """Tell whether text is a plain https address, fit to be followed."""
+    return _LINK.fullmatch(text) is not None
+
+
+def is_file(path: str) -> bool:
+    """Tell whether text is a plain relative path that stays in its folder."""
+    return _FILE.fullmatch(path) is not None and ".." not in path.split("/")
+
+
 def markdown_text(text: str) -> Markup:
     """Return text as one line of Markdown prose, good in table cells, lists and headings.
 
@@ -38,12 +48,12 @@ def markdown_code(text: str) -> Markup:
 
 def markdown_link(text: str) -> Markup:
     """Return a plain https address as a link, any other text as code."""
-    return _verbatim(f"<{text}>") if _LINK.fullmatch(text) else markdown_code(text)
+    return _verbatim(f"<{text}>") if is_link(text) else markdown_code(text)
 
 
 def markdown_file(path: str) -> Markup:
     """Return the relative path of a file of the run as a link; an odd one is shown as code."""
-    return _verbatim(f"[`{path}`]({path})") if _FILE.fullmatch(path) else markdown_code(path)
+    return _verbatim(f"[`{path}`]({path})") if is_file(path) else markdown_code(path)
 
 
 def markdown_fence(text: str, language: str = "text", max_lines: int = 40) -> Markup:

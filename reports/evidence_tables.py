@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-import signal
-
 from harness.record.evidence import OverlapSlice, OverlapStats, PathEvidence
-from harness.record.result import Attempt, RankOutcome
+from harness.record.result import Attempt
+from reports.call_tables import call_table, value_table
 from reports.overlap import RankOverlap, behaviour_totals, parts_by, stages
+from reports.path_tables import path_tables
+from reports.plain_tables import plain_tables
+from reports.rank_tables import (
+    attempts_table,
+    collective_table,
+    ends_table,
+    fault_tables,
+    rates_table,
+)
 from reports.summary import ScenarioView
 from reports.table import MAX_ROWS, Table, table
-from reports.text import number_ranges, ratio, seconds, shorten
+from reports.text import number_ranges, ratio, shorten
 from reports.windows import window_totals
 
 _COUNTS = (
@@ -35,9 +43,16 @@ def evidence_tables(item: ScenarioView) -> tuple[Table, ...]:
         *_part_tables(attempt),
         _window_table(attempt),
         _behaviour_table(attempt),
+        *path_tables(attempt),
         _path_table(attempt),
-        _ends_table(attempt),
-        _attempts_table(item.result.attempts),
+        call_table(attempt.calls),
+        value_table(attempt.values),
+        *plain_tables(attempt),
+        *fault_tables(attempt),
+        ends_table(attempt),
+        collective_table(attempt),
+        attempts_table(item.result),
+        rates_table(item.result),
         table("Notes", ("topic", "text"), ((n.topic, shorten(n.text, 400)) for n in attempt.notes)),
     ]
     return tuple(found for found in tables if found.rows)
@@ -48,13 +63,32 @@ def _counts(total: OverlapStats) -> tuple[str, ...]:
 
 
 def _rank_table(item: ScenarioView) -> Table:
+    """Overlap per rank; where several records make one, least ratios and those of all rows.
+
+    The counts are added up, so the ratios that they make stand beside the least ones.
+    """
     ranks = [rank for part in (item.ranks, *item.other_ranks) for rank in part]
-    rows = [
-        (str(r.cp_rank), r.stage, ratio(r.overlap), ratio(r.strict), *_counts(r.total))
+    if not item.spread:
+        rows = [
+            (str(r.cp_rank), r.stage, ratio(r.overlap), ratio(r.strict), *_counts(r.total))
+            for r in ranks
+        ]
+        return table(
+            "Overlap per cp_rank", ("cp_rank", "stage", "overlap", "strict", *_COUNTS), rows
+        )
+    pooled = [
+        (
+            *(str(r.cp_rank), r.stage, ratio(r.overlap), ratio(r.strict)),
+            *(ratio(r.total.overlap), ratio(r.total.strict_overlap), *_counts(r.total)),
+        )
         for r in ranks
     ]
-    title = "Overlap per cp_rank" + (f", {item.spread}" if item.spread else "")
-    return table(title, ("cp_rank", "stage", "overlap", "strict", *_COUNTS), rows)
+    header = (
+        "cp_rank", "stage", "least overlap", "least strict", "overlap of all rows",
+        "strict of all rows", *_COUNTS,
+    )  # fmt: skip
+    title = f"Overlap per cp_rank, {item.spread}; counts and the last two ratios over all of them"
+    return table(title, header, pooled)
 
 
 def _seed_table(ranks: tuple[RankOverlap, ...]) -> Table:
@@ -168,75 +202,3 @@ def _path_row(path: PathEvidence) -> tuple[str, ...]:
         calls or "none",
         path.reason,
     )
-
-
-def _ends_table(attempt: Attempt) -> Table:
-    header = (
-        "global_rank",
-        "role",
-        "host",
-        "exit code",
-        "signal",
-        "deadline",
-        "state",
-        "last phase",
-        "last journal line",
-        "stacks",
-    )
-    rows = [_end_row(rank, attempt) for rank in attempt.ranks]
-    return table("How each rank ended", header, rows, code=(8, 9))
-
-
-def _end_row(rank: RankOutcome, attempt: Attempt) -> tuple[str, ...]:
-    fault = attempt.fault
-    role = "completed" if rank.completed else "ended early"
-    if fault is not None and rank.global_rank == fault.global_rank:
-        role = "first fault"
-    elif fault is not None and rank.global_rank in fault.victims:
-        role = "victim"
-    ended = f"{_signal_name(rank.signal)}{' by the harness' if rank.ended_by_harness else ''}"
-    return (
-        str(rank.global_rank),
-        role,
-        rank.host or "-",
-        "-" if rank.exit_code is None else str(rank.exit_code),
-        ended,
-        str(rank.deadline or "-"),
-        _state(rank),
-        str(rank.last_phase or "-"),
-        shorten(rank.last_line, 160),
-        rank.stacks or "-",
-    )
-
-
-def _state(rank: RankOutcome) -> str:
-    """What a rank was found at when its time was over: its process state, a collective or not."""
-    parts = [] if rank.process_state is None else [f"process state {rank.process_state}"]
-    if rank.waiting_in_collective is not None:
-        parts.append("in a collective" if rank.waiting_in_collective else "not in a collective")
-    return ", ".join(parts) or "-"
-
-
-def _signal_name(number: int | None) -> str:
-    if number is None:
-        return "-"
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-
-
-def _attempts_table(attempts: tuple[Attempt, ...]) -> Table:
-    rows = [
-        (
-            str(attempt.number),
-            str(attempt.verdict),
-            ", ".join(attempt.secondary) or "-",
-            attempt.started_at or "-",
-            seconds(attempt.duration_s),
-            attempt.isolation,
-        )
-        for attempt in attempts
-    ]
-    header = ("attempt", "verdict", "also", "started", "time", "isolation")
-    return table("Attempts", header, rows)

@@ -3,32 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from harness.record.codec import DecodeError, from_jsonable
 from harness.record.evidence import (
-    AddressFaultEvidence,
-    ExceptionEvidence,
     OverlapStats,
     PathEvidence,
     RowFinding,
     SelectionEvidence,
     ValueEvidence,
 )
-from harness.record.result import Attempt, FaultReport, ScenarioResult
+from harness.record.rate import Rate
+from harness.record.rates import verdict_rates
+from harness.record.result import Attempt, ScenarioResult
 from harness.record.verdict import Outcome, Verdict
 from harness.scenario.spec import KnownRule
+from reports.faults import fault_findings, first_exception, known_fault_text
+from reports.finding import Finding
 from reports.overlap import BehaviourTotal, behaviour_totals, worst, worst_row
-from reports.text import counted, last_line, number_ranges, ratio, shorten
+from reports.perturbed import perturbed_findings
+from reports.text import counted, last_line, number_ranges, ratio
 from reports.windows import window_text
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Finding:
-    """One labelled sentence; the text may quote foreign text and is not escaped yet."""
-
-    label: str
-    text: str
 
 
 def findings(result: ScenarioResult) -> tuple[Finding, ...]:
@@ -42,9 +36,12 @@ def findings(result: ScenarioResult) -> tuple[Finding, ...]:
         found.append(Finding(label="why", text=result.explanation))
     if len(result.attempts) > 1:
         found.append(Finding(label="attempts", text=_attempts(result)))
+        found += [Finding(label="rate", text=text) for text in rate_texts(result)]
+    if attempt.cut_short is not None:
+        found.append(Finding(label="cut short", text=attempt.cut_short))
     if attempt.missing_capability is not None:
         found.append(Finding(label="missing", text=attempt.missing_capability))
-    found += _fault_findings(attempt)
+    found += fault_findings(attempt)
     # A note of many lines is a traceback of the harness: its last line says what was raised.
     found += [
         Finding(label="error", text=f"{note.topic}: {last_line(note.text)}")
@@ -56,6 +53,7 @@ def findings(result: ScenarioResult) -> tuple[Finding, ...]:
         found.append(Finding(label="overlays", text=", ".join(attempt.proof.overlays)))
     if attempt.proof.injected:
         found.append(Finding(label="injected", text=", ".join(attempt.proof.injected)))
+    found += perturbed_findings(attempt.perturbations)
     return tuple(found)
 
 
@@ -71,51 +69,24 @@ def _found(attempt: Attempt) -> str:
 
 
 def _attempts(result: ScenarioResult) -> str:
-    earlier = ", ".join(attempt.verdict for attempt in result.attempts[:-1])
-    return f"{counted(len(result.attempts), 'attempt')}, the last one decides; before it: {earlier}"
-
-
-def _fault_findings(attempt: Attempt) -> Iterator[Finding]:
-    fault = attempt.fault
-    if fault is not None:
-        yield Finding(label="first fault", text=fault_text(fault))
-        if fault.victims:
-            yield Finding(label="victims", text=f"global_rank {number_ranges(fault.victims)}")
-    raised = first_exception(attempt)
-    if raised is not None:
-        first_line = raised.text.strip().partition("\n")[0]
-        yield Finding(label="exception", text=shorten(f"{raised.type}: {first_line}", 400))
-        if raised.cuda_error is not None:
-            yield Finding(label="CUDA error", text=str(raised.cuda_error))
-        if raised.address_fault is not None:
-            yield Finding(label="address", text=address_text(raised.address_fault))
-
-
-def fault_text(fault: FaultReport) -> str:
-    """Say where the first fault was and what caused it."""
-    who = (
-        "no rank can be named" if fault.global_rank is None else f"global_rank {fault.global_rank}"
+    others = ", ".join(
+        f"{attempt.number} {attempt.verdict}" + (" (cut short)" if attempt.cut_short else "")
+        for attempt in result.attempts
+        if attempt is not result.last
     )
-    phase = "" if fault.phase is None else f" in phase {fault.phase}"
-    return f"{who}{phase}: {fault.cause}"
+    number = counted(len(result.attempts), "attempt")
+    return f"{number}, number {result.last.number} decides; the others: {others}"
 
 
-def first_exception(attempt: Attempt) -> ExceptionEvidence | None:
-    """Return what the first faulty rank raised; without a fault report, what any rank raised."""
-    first = None if attempt.fault is None else attempt.fault.global_rank
-    for rank in attempt.ranks:
-        if rank.exception is not None and first in (None, rank.global_rank):
-            return rank.exception
-    return None
-
-
-def address_text(fault: AddressFaultEvidence) -> str:
-    """Say which access of a modelled kernel left which range."""
-    low, high = fault.allowed
-    return (
-        f"{fault.kernel}, operand {fault.operand}, row {fault.row}, index {fault.index}: element "
-        f"offset {fault.element_offset} is outside {low} to {high - 1} ({fault.klass})"
-    )
+def rate_texts(result: ScenarioResult) -> tuple[str, ...]:
+    """Say how often each verdict came in repeated attempts, with its interval; none for one."""
+    if len(result.attempts) < 2:
+        return ()
+    found: dict[str, Rate] = dict(result.rates)
+    if not found:
+        # Records of older versions hold the attempts alone.
+        found = {str(verdict): rate for verdict, rate in verdict_rates(result.attempts).items()}
+    return tuple(f"{verdict}: {rate.text}" for verdict, rate in found.items())
 
 
 def excerpts(attempt: Attempt) -> tuple[Finding, ...]:
@@ -290,9 +261,10 @@ def known_text(result: ScenarioResult) -> str:
     totals = [t for t in behaviour_totals(result.last.behaviours) if t.holds]
     if rule is not None and rule.behaviour is not None:
         totals = [total for total in totals if total.name == rule.behaviour]
-    parts = [behaviour_text(total) for total in totals[:1]] or [
-        result.explanation or result.expected
-    ]
+    parts = [behaviour_text(total) for total in totals[:1]]
+    if not parts:
+        parts = [text for text in (known_fault_text(result), result.explanation) if text][:1]
+    parts = parts or [result.expected]
     if rule is not None and rule.link and rule.link not in parts[0]:
         parts.append(f"see {rule.link}")
     return "; ".join(parts)

@@ -9,15 +9,18 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
-from harness.record.files import RESULTS_FOLDER, safe_name
+from reports.collected import collected_tables
 from reports.escaping import finalize, markdown_code, markdown_fence, markdown_file, markdown_link
 from reports.evidence_tables import evidence_tables
-from reports.findings import Finding, excerpts
+from reports.files import result_file
+from reports.finding import Finding
+from reports.findings import excerpts
 from reports.proof import proof_lines
 from reports.summary import Need, RunSummary, ScenarioView, totals_line
 from reports.table import Table
 from reports.tables import (
     environment_table,
+    facts_table,
     not_run_table,
     outcome_table,
     published_table,
@@ -48,18 +51,12 @@ class Block:
 def render_markdown(summary: RunSummary) -> str:
     """Return the report of a run as Markdown (GitHub and GitLab dialect)."""
     record = summary.record
-    facts = Table(
-        title="Probed facts",
-        header=("fact", "value"),
-        rows=tuple(summary.proof.facts.items()),
-        code=(0,),
-    )
     text = _template().render(
         summary=summary,
         title=_title(summary),
         totals=totals_line(summary),
         proof_lines=list(proof_lines(summary.proof)),
-        facts=facts,
+        facts=facts_table(summary.proof),
         outcomes=outcome_table(summary),
         scenarios=scenario_table(summary),
         releases=release_tables(summary),
@@ -68,6 +65,7 @@ def render_markdown(summary: RunSummary) -> str:
         known=[_block(item) for item in summary.scenarios if item.need is Need.KNOWN],
         not_run=not_run_table(summary),
         selection=selection_table(summary),
+        collected=collected_tables(summary),
         record=record,
         run=None if record is None else run_table(record),
         environment=None if record is None else environment_table(record.environment),
@@ -102,7 +100,7 @@ def _title(summary: RunSummary) -> str:
 def _block(item: ScenarioView) -> Block:
     return Block(
         view=item,
-        file=f"{RESULTS_FOLDER}/{safe_name(item.result.id)}.json",
+        file=result_file(item.result),
         tables=evidence_tables(item),
         excerpts=excerpts(item.result.last),
     )

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields
 
-from harness.record.result import Proof, ScenarioResult
+from harness.record.result import Attempt, Proof, ScenarioResult
 from harness.record.verdict import Verdict
+from reports.text import counted
 
 MODELLED = "modelled"
 HARDWARE = "hardware"
+_MOST_KERNELS = 4
 
 MODELLED_MEANING = (
-    "Modelled kernels prove layout, dispatch, plan, memo, group handling and the selection implied "
-    "by the kernel's documented contract. They prove nothing about the kernel itself."
+    "Modelled kernels prove layout, dispatch, plan, group handling and the selection implied by "
+    "the kernel's documented contract. They prove nothing about the kernel itself."
 )
 HARDWARE_MEANING = (
     "Hardware kernels ran on the devices listed. That no fault was seen is no proof that every "
@@ -22,6 +24,8 @@ HARDWARE_MEANING = (
 NOTHING_MEANING = (
     "Neither hardware nor modelled kernels ran: this run proves nothing about kernels."
 )
+NO_MEMO = "This build keeps no layout memo, so nothing is proved of one."
+UNWATCHED_MEMO = "Nothing is proved of a layout memo: no scenario watched it."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,7 +35,8 @@ class RunProof:
     Attributes:
         kernels: Origin (``hardware``, ``modelled 1.32.0 sm100``, ``torch``) to operations.
         meaning: Sentences on what these kernels can prove.
-        facts: Probed facts; a fact on which scenarios disagree has all its values.
+        facts: Probed facts; a fact on which scenarios disagree has all its values, each
+            with the kernels it was found for.
     """
 
     kernels: dict[str, tuple[str, ...]]
@@ -78,7 +83,8 @@ def kernels_text(proof: Proof) -> str:
 
 def run_proof(results: Iterable[ScenarioResult]) -> RunProof:
     """Collect what the scenarios that ran were run on."""
-    proofs = [result.last.proof for result in results if result.verdict is not Verdict.NOT_RUN]
+    ran = [result for result in results if result.verdict is not Verdict.NOT_RUN]
+    proofs = [result.last.proof for result in ran]
     kernels = by_origin(proofs)
     meaning = []
     if any(origin.startswith(HARDWARE) for origin in kernels):
@@ -87,7 +93,7 @@ def run_proof(results: Iterable[ScenarioResult]) -> RunProof:
         meaning.append(MODELLED_MEANING)
     return RunProof(
         kernels=kernels,
-        meaning=tuple(meaning) or (NOTHING_MEANING,),
+        meaning=(*(meaning or [NOTHING_MEANING]), *_memo_meaning(ran)),
         providers=_union((proof.provider,) for proof in proofs),
         shims=_union(proof.shims for proof in proofs),
         overlays=_union(proof.overlays for proof in proofs),
@@ -96,24 +102,57 @@ def run_proof(results: Iterable[ScenarioResult]) -> RunProof:
     )
 
 
+def _memo_meaning(ran: Sequence[ScenarioResult]) -> tuple[str, ...]:
+    """Say what is known of the layout memo: nothing that was not looked at."""
+    if not ran:
+        return ()
+    seen = sum(has_memo_evidence(result.last) for result in ran)
+    if seen:
+        return (f"Builds and reuse of layout tables were watched in {counted(seen, 'scenario')}.",)
+    if {result.last.proof.facts.get("has_layout_memo") for result in ran} == {False}:
+        return (NO_MEMO,)
+    return (UNWATCHED_MEMO,)
+
+
+def has_memo_evidence(attempt: Attempt) -> bool:
+    """Tell whether an attempt recorded anything of the layout memo."""
+    return any(
+        getattr(attempt, field.name) for field in fields(attempt) if field.name.startswith("memo")
+    )
+
+
 def _union(parts: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(item for part in parts for item in part))
 
 
 def _facts(proofs: list[Proof]) -> dict[str, str]:
-    values: dict[str, list[str]] = {}
+    """Each fact's value; where scenarios disagree, each value with the kernels it was found for."""
+    values: dict[str, dict[str, set[str]]] = {}
     for proof in proofs:
         for name, value in proof.facts.items():
             shown = "not probed" if value is None else str(value)
-            if shown not in values.setdefault(name, []):
-                values[name].append(shown)
-    return {name: " or ".join(found) for name, found in sorted(values.items())}
+            values.setdefault(name, {}).setdefault(shown, set()).add(kernels_text(proof))
+    return {name: _fact_text(found) for name, found in sorted(values.items())}
+
+
+def _fact_text(found: dict[str, set[str]]) -> str:
+    if len(found) == 1 or len(set.union(*found.values())) < sum(map(len, found.values())):
+        return " or ".join(found)
+    parts = []
+    for value, kernels in found.items():
+        shown = sorted(kernels)[:_MOST_KERNELS]
+        more = len(kernels) - len(shown)
+        parts.append(f"{value} ({'; '.join(shown)}{f'; {more} more' if more else ''})")
+    return ", ".join(parts)
 
 
 def proof_lines(proof: RunProof) -> Iterator[str]:
     """Say what the run's kernels were and what that proves, then what stood in for what."""
+    origins: dict[tuple[str, ...], list[str]] = {}
     for origin, operations in proof.kernels.items():
-        yield f"kernels: {origin}: {', '.join(operations)}"
+        origins.setdefault(operations, []).append(origin)
+    for operations, names in origins.items():
+        yield f"kernels: {', '.join(names)}: {', '.join(operations)}"
     for sentence in proof.meaning:
         yield f"proves: {sentence}"
     for label in ("providers", "shims", "overlays", "injected"):

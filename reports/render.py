@@ -2,24 +2,56 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from harness.record.files import write_text
+from reports.html.page import render_html
+from reports.junit import render_junit
+from reports.machine import summary_text
 from reports.markdown import render_markdown
 from reports.store import load_run
 from reports.summary import RunSummary, summarise_stored
 
 MARKDOWN_FILE = "report.md"
 """Name of the Markdown report inside a run folder."""
+SUMMARY_FILE = "summary.json"
+"""Name of the summary for scripts."""
+HTML_FILE = "report.html"
+"""Name of the page inside a run folder."""
+JUNIT_FILE = "junit.xml"
+"""Name of the report for CI servers."""
+
+DOCUMENTS: dict[str, Callable[[RunSummary], str]] = {
+    MARKDOWN_FILE: render_markdown,
+    JUNIT_FILE: render_junit,
+    HTML_FILE: render_html,
+    SUMMARY_FILE: lambda summary: summary_text(summary, (MARKDOWN_FILE, HTML_FILE, JUNIT_FILE)),
+}
+"""Documents of a run: file name to what makes its text."""
+FORMATS = {
+    "markdown": MARKDOWN_FILE, "junit": JUNIT_FILE, "html": HTML_FILE, "json": SUMMARY_FILE,
+}  # fmt: skip
+"""Name of a format on the command line to its document."""
 
 
-def read_summary(run_dir: Path) -> RunSummary:
+def read_summary(run_dir: Path, against: Path | None = None) -> RunSummary:
     """Read a run folder and compute what it needs said.
 
+    Args:
+        run_dir: The run folder.
+        against: Folder of an earlier run; what changed since is something to act on.
+
     Raises:
-        RunFolderError: if there is no run at that path.
+        RunFolderError: if there is no run at one of the paths.
     """
-    return summarise_stored(load_run(run_dir))
+    run = load_run(run_dir)
+    if against is None:
+        return summarise_stored(run)
+    # Most runs are compared with none.
+    from reports.changes import changes_against
+
+    return summarise_stored(run, changes_against(load_run(against), run))
 
 
 def write_all(run_dir: Path) -> list[Path]:
@@ -38,6 +70,8 @@ def write_documents(summary: RunSummary, run_dir: Path) -> list[Path]:
     Raises:
         OSError: if the folder cannot be written to.
     """
-    path = run_dir / MARKDOWN_FILE
-    write_text(path, render_markdown(summary))
-    return [path]
+    paths = []
+    for name, render in DOCUMENTS.items():
+        write_text(run_dir / name, render(summary))
+        paths.append(run_dir / name)
+    return paths

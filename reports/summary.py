@@ -6,13 +6,18 @@ import enum
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
+from harness.record.ending import results_code
+from harness.record.files import RESULTS_FOLDER, safe_name
 from harness.record.result import RunRecord, ScenarioResult
-from harness.record.verdict import FAULTS, ExitCode, Outcome, Verdict, exit_code
+from harness.record.verdict import FAULTS, ExitCode, Outcome, Verdict
 from harness.scenario.spec import Published
+from reports.action import Action
 from reports.by_release import ReleaseRow, by_release
-from reports.findings import Finding, findings, known_text
+from reports.finding import Finding
+from reports.findings import findings, known_text
 from reports.overlap import RankOverlap, rank_overlaps, spread, stages
 from reports.proof import RunProof, kernels_text, run_proof
 from reports.published import published
@@ -138,6 +143,7 @@ class RunSummary:
         exit_code: The run's exit code; None while the run is not over, or was killed.
         exit_line: The last line to show.
         folder: The run folder, where there is one.
+        changes: What a comparison with another run adds to what has to be done.
     """
 
     record: RunRecord | None
@@ -151,11 +157,25 @@ class RunSummary:
     exit_code: int | None
     exit_line: str
     folder: Path | None = None
+    changes: tuple[Action, ...] = ()
 
     @property
     def duration_s(self) -> float:
         """Time of all attempts of all scenarios, added up."""
         return sum(scenario.duration_s for scenario in self.scenarios)
+
+    @property
+    def wall_s(self) -> float | None:
+        """Time from the run's start to its end, None while it is not over."""
+        record = self.record
+        if record is None or record.finished_at is None:
+            return None
+        try:
+            begin, end = map(datetime.fromisoformat, (record.started_at, record.finished_at))
+            return max(0.0, (end - begin).total_seconds())
+        except (ValueError, TypeError):
+            # Times of another version, or one with and one without its zone.
+            return None
 
     @property
     def failing(self) -> tuple[ScenarioView, ...]:
@@ -169,6 +189,7 @@ def summarise(
     *,
     warnings: Sequence[str] = (),
     folder: Path | None = None,
+    changes: Sequence[Action] = (),
 ) -> RunSummary:
     """Compute what a run needs said.
 
@@ -177,6 +198,7 @@ def summarise(
         results: Results in the order they were run.
         warnings: What the reader must know of the records themselves.
         folder: The run folder, to name files in.
+        changes: What a comparison with another run adds to what has to be done.
     """
     views = [view(result) for result in results]
     # Python's sort is stable: within a need and verdict the order of the run stays.
@@ -184,7 +206,7 @@ def summarise(
     seen = {result.id for result in results}
     listed = () if record is None else record.scenario_ids
     missing = tuple(name for name in listed if name not in seen)
-    judged = exit_code((result.verdict, result.outcome) for result in results)
+    judged = results_code(results)
     return RunSummary(
         record=record,
         scenarios=tuple(views),
@@ -197,12 +219,15 @@ def summarise(
         exit_code=None if record is None else record.exit_code,
         exit_line=_exit_line(record, judged, missing),
         folder=folder,
+        changes=tuple(changes),
     )
 
 
-def summarise_stored(run: StoredRun) -> RunSummary:
+def summarise_stored(run: StoredRun, changes: Sequence[Action] = ()) -> RunSummary:
     """Compute what a stored run needs said."""
-    return summarise(run.record, run.results, warnings=run.warnings, folder=run.folder)
+    return summarise(
+        run.record, run.results, warnings=run.warnings, folder=run.folder, changes=changes
+    )
 
 
 def _code_warnings(
@@ -225,8 +250,17 @@ def _exit_line(record: RunRecord | None, judged: ExitCode, missing: tuple[str, .
     if record.exit_code is None:
         total = len(record.scenario_ids)
         done = f"{total - len(missing)} of {counted(total, 'scenario')} have a result"
-        return f"exit code unknown: the run is not over, or was killed ({done})"
+        return f"exit code unknown: {_UNFINISHED.get(record.state, _UNFINISHED[''])} ({done})"
     return f"exit code {record.exit_code}: {_meaning(record)}"
+
+
+_UNFINISHED = {
+    "": "the run is not over, or was killed",
+    "running": "the run is not over",
+    "interrupted": "the run was interrupted",
+    "killed": "the run was killed",
+}
+"""What to say of a run without an exit code, by its recorded state."""
 
 
 def _meaning(record: RunRecord) -> str:
@@ -238,8 +272,24 @@ def _meaning(record: RunRecord) -> str:
         return "not a code of this harness version"
 
 
+def missing_text(summary: RunSummary, scenario_id: str) -> str:
+    """Say why a scenario that the run lists has no result."""
+    file = f"{RESULTS_FOLDER}/{safe_name(scenario_id)}.json"
+    damaged = next((text for text in summary.warnings if text.startswith(f"{file}: ")), None)
+    if damaged is not None:
+        return f"no result: {damaged}"
+    over = summary.exit_code is not None and summary.exit_code not in _CUT_SHORT
+    if summary.record is None or over:
+        return f"no result: {file} is not there"
+    return "no result: the run did not come to it"
+
+
+_CUT_SHORT = (ExitCode.INTERRUPTED, ExitCode.TERMINATED, ExitCode.HARNESS_ERROR)
+"""Exit codes of runs that may have ended before their last scenario."""
+
+
 def totals_line(summary: RunSummary) -> str:
-    """Count results per outcome, with the verdicts behind each, and add the time up."""
+    """Count results per outcome and verdict; add the time up, beside that of the whole run."""
     parts = []
     for outcome, number in summary.outcomes.items():
         verdicts = ", ".join(
@@ -251,4 +301,6 @@ def totals_line(summary: RunSummary) -> str:
     if summary.missing:
         parts.append(f"{len(summary.missing)} without a result")
     total = counted(len(summary.scenarios) + len(summary.missing), "scenario")
-    return f"{total}: {', '.join(parts) or 'none has a result'}; {summary.duration_s:.1f} s"
+    wall = "" if summary.wall_s is None else f", {summary.wall_s:.1f} s from start to end"
+    time = f"{summary.duration_s:.1f} s in scenarios{wall}"
+    return f"{total}: {', '.join(parts) or 'none has a result'}; {time}"

@@ -10,7 +10,8 @@ from harness.record.evidence import OverlapStats
 from harness.record.result import RunRecord
 from harness.record.verdict import Outcome
 from reports.by_release import cell_text, families, short_names
-from reports.summary import Need, RunSummary, ScenarioView
+from reports.proof import RunProof
+from reports.summary import Need, RunSummary, ScenarioView, missing_text
 from reports.table import Table, table
 from reports.text import ratio, seconds
 
@@ -48,6 +49,13 @@ def environment_table(environment: Environment) -> Table:
         rows.append(("gpu", "none"))
     rows += [(f"variable {name}", value) for name, value in environment.variables.items()]
     return Table(title="Environment", header=("what", "value"), rows=tuple(rows), code=(1,))
+
+
+def facts_table(proof: RunProof) -> Table:
+    """Facts that were probed of the build and the kernels."""
+    return Table(
+        title="Probed facts", header=("fact", "value"), rows=tuple(proof.facts.items()), code=(0,)
+    )
 
 
 def outcome_table(summary: RunSummary) -> Table:
@@ -118,10 +126,7 @@ def not_run_table(summary: RunSummary) -> Table:
         for item in summary.scenarios
         if item.result.outcome is Outcome.NOT_RUN
     ]
-    rows += [
-        (name, "no result: the run did not come to it, or its file is lost")
-        for name in summary.missing
-    ]
+    rows += [(name, missing_text(summary, name)) for name in summary.missing]
     return Table(title="Not run", header=("scenario", "missing"), rows=tuple(rows), code=(0,))
 
 

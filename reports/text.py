@@ -2,9 +2,27 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 
 from harness.record.text import escape_hidden, visible
+
+_ANSI = re.compile(
+    r"\x1b\[[0-?]*[ -/]*[@-~]"
+    r"|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?"
+    r"|\x1b[PX^_][^\x1b]*\x1b\\"
+    r"|\x1b[@-Z\\-_]"
+)
+"""Escape sequences of terminals (ECMA-48): control sequences, titles and links, strings, others."""
+
+
+def strip_ansi(text: str) -> str:
+    r"""Return text without colours, titles and cursor movements of a terminal.
+
+    >>> strip_ansi("\x1b[1;31mred\x1b[0m \x1b]0;title\x07plain")
+    'red plain'
+    """
+    return _ANSI.sub("", text)
 
 
 def visible_lines(text: str) -> list[str]:

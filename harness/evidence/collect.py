@@ -16,8 +16,10 @@ from harness.evidence.observation import (
 )
 from harness.evidence.offsets import offset_evidence
 from harness.evidence.path import path_evidence
+from harness.evidence.perturbed import as_handed_over
+from harness.evidence.sharing import observe_layer, shared_path
 from harness.evidence.windows import kernel_windows, window_evidence
-from harness.layout import Pack
+from harness.layout import Pack, PlanDecision
 from harness.production.recorder import Recorder
 from harness.record.evidence import (
     Evidence,
@@ -27,13 +29,14 @@ from harness.record.evidence import (
     SelectionEvidence,
 )
 from harness.reference.behaviours import BEHAVIOURS, check_behaviour
+from harness.reference.half_heads import half_heads
 from harness.reference.marks import Mark, sort_slots
 from harness.reference.operands import Operands
 from harness.reference.rows import RowTable, rows_of_rank
 from harness.reference.sampling import sample_rows
 from harness.reference.selection import judge_selection
 from harness.reference.site import Site
-from harness.scenario.rules.expectations import loss_mode
+from harness.scenario.rules.expectations import loss_mode, right_plan
 from harness.scenario.spec import Scenario
 
 SILENT_ACCESS = "silent access outside the row"
@@ -62,19 +65,45 @@ class Subject:
 def collect(recorder: Recorder, subject: Subject) -> Iterator[Evidence]:
     """Yield the evidence of one forward on one rank."""
     yield from kernel_calls(recorder, subject.site)
-    yield from _silent_accesses(recorder)
+    yield from silent_accesses(recorder)
     layers = sorted({call.layer for call in recorder.calls})
     for layer in layers:
         site = replace(subject.site, layer=layer)
         backend = subject.scenario.kernels.dsa_kernel_backend
-        yield path_evidence(recorder, site, backend)
         observation = observe_scorer(recorder, layer)
+        observation = as_handed_over(recorder, observation, subject.scenario, layer)
+        if observation is None and _source(subject, layer) != layer:
+            yield from _shared(recorder, subject, site, backend)
+            continue
+        yield path_evidence(recorder, site, backend, _right_plan(subject))
         if observation is not None:
             yield _gathered_keys(observation, subject, site)
             yield from _selections(recorder, observation, subject, site)
 
 
-def _silent_accesses(recorder: Recorder) -> Iterator[NoteEvidence]:
+def _right_plan(subject: Subject) -> PlanDecision:
+    microbatch = subject.scenario.microbatches[subject.site.microbatch]
+    return right_plan(subject.scenario, microbatch)
+
+
+def _source(subject: Subject, layer: int) -> int:
+    """Layer whose picks a layer attends with; level attention builds the first layer alone."""
+    scenario = subject.scenario
+    return scenario.model.source_layer(layer) if scenario.level == "model" else layer
+
+
+def _shared(recorder: Recorder, subject: Subject, site: Site, backend: str) -> Iterator[Evidence]:
+    """Judge the picks that a sharing layer attended with by the scores of the layer they are of."""
+    source = _source(subject, site.layer)
+    yield shared_path(recorder, site, backend, source)
+    observation = observe_layer(recorder, site.layer, source)
+    if observation is not None:
+        handed = replace(observation, fused=False)
+        known = replace(subject, keys={site.layer: subject.keys[source]})
+        yield from _selections(recorder, handed, known, site)
+
+
+def silent_accesses(recorder: Recorder) -> Iterator[NoteEvidence]:
     """Note the accesses outside a row that a kernel made without faulting."""
     for found in recorder.findings[:_SHOWN_FINDINGS]:
         text = (
@@ -125,6 +154,8 @@ def _selections(
         yield final.evidence(site, stage="final")
         if not bool(final.right.all()):
             yield from _behaviours(recorder, picks, operands, judged, site, scenario)
+            if scenario.perturb.fact == "tp_slice":
+                yield half_heads(picks, operands, judged, final.right, topk=topk, site=site)
     if observation.fused and observation.picks.size(0) == 1:
         yield from _wrapper_bounds(recorder, judged, site, topk)
 

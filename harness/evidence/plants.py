@@ -7,6 +7,9 @@ from typing import Any
 
 import torch
 
+from harness.evidence.memo_plants import MEMO_PLANTS, plant_memo
+from harness.evidence.run_plants import RUN_PLANTS, plant_run
+from harness.evidence.training_plants import TRAINING_PLANTS, plant_training
 from harness.production.recorder import HookCall, Recorder, Transform
 from harness.reference.rows import RowTable
 
@@ -65,20 +68,24 @@ def plant(recorder: Recorder, kinds: tuple[str, ...], table: RowTable) -> None:
 
     Args:
         recorder: Whose transforms carry the faults.
-        kinds: Names of ``PLANTS``; ``unfused_path`` (the fused kernels are silently off);
-            ``wrong_value`` or ``wrong_gradient`` (the attention's output, or the gradient that
-            flows into it, is a quarter too large).
+        kinds: Names of ``PLANTS``, ``MEMO_PLANTS``, ``RUN_PLANTS``, ``TRAINING_PLANTS``;
+            ``unfused_path`` (kernels are silently off); ``wrong_value`` or ``wrong_gradient`` (the
+            attention's output, or the gradient that flows into it, is a quarter too large);
+            ``slight_value`` (the output is too large by the rounding of bf16).
         table: Rows of the rank under the coming microbatch.
     """
     recorder.transforms.clear()
+    plant_memo(recorder, kinds)
+    plant_run(recorder, kinds)
+    plant_training(recorder, kinds)
     for kind in kinds:
+        if kind in MEMO_PLANTS or kind in RUN_PLANTS or kind in TRAINING_PLANTS:
+            continue
         if kind == "unfused_path":
             recorder.transforms["use_fused"] = lambda _call, _result: False
             continue
-        if kind in ("wrong_value", "wrong_gradient"):
-            recorder.transforms["attention"] = (
-                _scaled_output if kind == "wrong_value" else _scaled_gradient
-            )
+        if kind in _VALUE_PLANTS:
+            recorder.transforms["attention"] = _VALUE_PLANTS[kind]
             continue
         change = PLANTS[kind]
         for symbol, place in (("fused_topk", 0), ("naive_topk", 1), ("naive_topk_loss", 0)):
@@ -92,10 +99,22 @@ def _scaled_output(_call: HookCall, output: torch.Tensor) -> torch.Tensor:
     return output + _SURPLUS * output.detach()
 
 
+def _slightly_scaled_output(_call: HookCall, output: torch.Tensor) -> torch.Tensor:
+    """Hides in bf16, whose rounding is as great, and keeps its size in fp32."""
+    return output + 2**-8 * output.detach()
+
+
 def _scaled_gradient(_call: HookCall, output: torch.Tensor) -> torch.Tensor:
     if output.requires_grad:
         output.register_hook(lambda gradient: gradient * (1 + _SURPLUS))
     return output
+
+
+_VALUE_PLANTS: dict[str, Transform] = {
+    "wrong_value": _scaled_output,
+    "slight_value": _slightly_scaled_output,
+    "wrong_gradient": _scaled_gradient,
+}
 
 
 def _on_indices(change: Plant, table: RowTable, place: int) -> Transform:

@@ -12,6 +12,7 @@ import torch
 from harness.kernels import flash_mla
 from harness.kernels.candidates import candidate_size, candidate_size_thd
 from harness.kernels.context import CallRecord, KernelContext
+from harness.kernels.other_device import check_devices
 from harness.kernels.defects import Defects, resolve_defects
 from harness.kernels.dense_indexer_backward import dense_indexer_backward
 from harness.kernels.dense_score_recompute import (
@@ -83,12 +84,14 @@ class ModelledWrapper:
 
         Raises:
             TypeError: The arguments do not fit the release's signature.
+            ValueError: The tensors are on several devices.
         """
         try:
             bound = self.__signature__.bind(*args, **kwargs)
         except TypeError as error:
             raise TypeError(f"{self.__name__}() of {self._where}: {error}") from None
         bound.apply_defaults()
+        check_devices(self.__name__, bound.arguments)
         started = time.perf_counter()
         result, failure = None, None
         try:

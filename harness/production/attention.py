@@ -28,7 +28,11 @@ def build_attention(
     """Construct DSAttention as the layer spec does, with parameters of ``WEIGHT_SEED``."""
     spec = get_dsa_module_spec_for_backend(config, provider).submodules.core_attention
     model = scenario.model
-    torch.manual_seed(WEIGHT_SEED + layer_number)
+    if torch.cuda.is_available():
+        torch.manual_seed(WEIGHT_SEED + layer_number)
+    else:
+        # The generators of absent devices would each note the stack for when they are set up.
+        torch.default_generator.manual_seed(WEIGHT_SEED + layer_number)
     return build_module(
         spec,
         config=config,
@@ -42,15 +46,18 @@ def build_attention(
 
 
 def attention_inputs(
-    model: ModelSpec, source: InputSource, pack: Pack, cp_rank: int
+    scenario: Scenario, source: InputSource, pack: Pack, groups: Groups
 ) -> dict[str, torch.Tensor]:
     """Generate one packed stream's local inputs in absorbed-MLA layout.
 
     Returns:
         ``query [rows, 1, heads, 576]``, ``key [rows, 1, 1, 576]``, ``x [rows, 1, hidden]``,
         ``qr [rows, 1, q_lora_rank]`` for the rank's rows in local order (dims for rank 512 + 64).
+        Query heads are those of the tensor-parallel rank; under sequence parallelism it has its
+        share of the rows of x and qr, as between layers.
     """
-    runs = local_runs(pack, cp_rank)
+    model = scenario.model
+    runs = local_runs(pack, groups.cp_rank)
     absorbed = model.kv_lora_rank + model.qk_pos_emb_head_dim
     shapes = {
         "query": (1, model.num_attention_heads, absorbed),
@@ -58,15 +65,34 @@ def attention_inputs(
         "x": (1, model.hidden_size),
         "qr": (1, model.q_lora_rank),
     }
-    return {name: source.rows(name, shape, runs) for name, shape in shapes.items()}
+    inputs = {name: source.rows(name, shape, runs) for name, shape in shapes.items()}
+    inputs["query"] = shard_of(inputs["query"], groups, dim=2)
+    if scenario.parallel.sequence_parallel:
+        for name in ("x", "qr"):
+            inputs[name] = shard_of(inputs[name], groups, dim=0)
+    return inputs
 
 
-def up_v_weight(model: ModelSpec, dtype: str) -> torch.Tensor:
-    """Latent-to-value projection ``[heads, v_head_dim, kv_lora_rank]``, the same on every rank."""
+def shard_of(tensor: torch.Tensor, groups: Groups, *, dim: int) -> torch.Tensor:
+    """Return the tensor-parallel rank's share of a tensor along ``dim``, contiguous."""
+    return tensor.chunk(groups.tp_size, dim=dim)[groups.tp_rank].contiguous()
+
+
+def output_gradient(
+    model: ModelSpec, source: InputSource, pack: Pack, groups: Groups
+) -> torch.Tensor:
+    """Gradient of one stream's output ``[rows, 1, heads * v_head_dim]``, the rank's heads."""
+    width = model.num_attention_heads * model.v_head_dim
+    rows = source.rows("upstream", (1, width), local_runs(pack, groups.cp_rank))
+    return shard_of(rows, groups, dim=2)
+
+
+def up_v_weight(model: ModelSpec, dtype: str, groups: Groups) -> torch.Tensor:
+    """Latent-to-value projection ``[heads, v_head_dim, kv_lora_rank]`` of the rank's heads."""
     generator = torch.Generator().manual_seed(WEIGHT_SEED)
     shape = (model.num_attention_heads, model.v_head_dim, model.kv_lora_rank)
     weight = torch.randn(shape, generator=generator) * model.kv_lora_rank**-0.5
-    return weight.to(DTYPES[dtype])
+    return shard_of(weight.to(DTYPES[dtype]), groups, dim=0)
 
 
 def run_attention(
@@ -74,6 +100,8 @@ def run_attention(
     inputs: dict[str, torch.Tensor],
     up_v: torch.Tensor,
     pack: Pack | None,
+    *,
+    real_token_mask: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """One forward of DSAttention.
 
@@ -82,10 +110,14 @@ def run_attention(
         inputs: Local inputs, ``[rows, batch, ...]``.
         up_v: Projection of ``up_v_weight``.
         pack: The pack in THD layout, None for an unpacked (SBHD) batch.
+        real_token_mask: ``[1, rows]`` mask of real rows to hand over, None for none.
 
     Returns:
         Output ``[rows, batch, heads * v_head_dim]``.
     """
+    packed = None
+    if pack is not None:
+        packed = packed_seq_params(pack, real_token_mask=real_token_mask)
     return attention(
         inputs["query"],
         inputs["key"],
@@ -94,6 +126,6 @@ def run_attention(
         inputs["x"],
         inputs["qr"],
         attn_mask_type=AttnMaskType.causal,
-        packed_seq_params=packed_seq_params(pack) if pack is not None else None,
+        packed_seq_params=packed,
         up_v_weight=up_v,
     )

@@ -12,6 +12,7 @@ import torch
 
 from harness.kernels import cuda_like, modelled_flash_mla, modelled_namespace, release_table
 from harness.kernels.detect import installed_facts, installed_kernels
+from harness.kernels.wrapping import PLAIN_HOOK, TensorHook
 from harness.overlays import OVERLAYS
 from harness.production.errors import CapabilityMissingError
 from harness.production.hooks import ObservedNamespace, observed_kernel
@@ -137,6 +138,7 @@ def kernels_installed(
     *,
     seed: int,
     overlays: Sequence[str] = (),
+    hook: TensorHook = PLAIN_HOOK,
 ) -> Iterator[None]:
     """Install the kernels (observed) into Megatron's cuDNN module, and undo it at the end.
 
@@ -146,13 +148,14 @@ def kernels_installed(
         recorder: Receives every wrapper call.
         seed: Seeds the arbitrary choices of modelled kernels.
         overlays: Names of overlays to put between caller and kernels.
+        hook: How modelled kernels read the caller's tensors and hand back results.
     """
     if spec.dsa_kernel_backend == "none":
         yield
         return
     module: Any = importlib.import_module(_CUDNN)
     dispatch: Any = importlib.import_module(_DISPATCH)
-    replaced = _replacements(spec, source, recorder, module, seed)
+    replaced = _replacements(spec, source, recorder, module, seed, hook)
     for name in overlays:
         # Outside the observed namespace, so that the record shows what the kernel was given.
         replaced["_cudnn_dsa"] = OVERLAYS[name].overlay.wrap(replaced["_cudnn_dsa"])
@@ -169,7 +172,12 @@ def kernels_installed(
 
 
 def _replacements(
-    spec: KernelsSpec, source: KernelSource, recorder: Recorder, module: Any, seed: int
+    spec: KernelsSpec,
+    source: KernelSource,
+    recorder: Recorder,
+    module: Any,
+    seed: int,
+    hook: TensorHook,
 ) -> dict[str, Any]:
     replaced: dict[str, Any] = {}
     if source.modelled:
@@ -179,8 +187,11 @@ def _replacements(
             arch=modelled.arch,
             defects=modelled.defects,
             seed=seed,
+            hook=hook,
         )
-        flash_mla = modelled_flash_mla(arch=modelled.arch, findings=namespace.findings)
+        flash_mla = modelled_flash_mla(
+            arch=modelled.arch, findings=namespace.findings, hook=hook
+        )
         recorder.findings = namespace.findings
         capability = _CAPABILITY[modelled.arch]
         replaced["_current_sm"] = lambda: capability

@@ -13,7 +13,7 @@ from harness.scenario.spec import Scenario
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
-def transformer_config(scenario: Scenario, *, modelled: bool) -> Any:
+def transformer_config(scenario: Scenario, *, modelled: bool, graphs: bool = False) -> Any:
     """Build the ``MLATransformerConfig`` of a scenario.
 
     Args:
@@ -21,24 +21,39 @@ def transformer_config(scenario: Scenario, *, modelled: bool) -> Any:
         modelled: Whether kernels are modelled. The configuration refuses ``cudnn`` where CUDA or
             FlashMLA is missing, so it is built with ``none`` and the backend is set afterwards;
             the record says so.
+        graphs: With the scenario's CUDA-graph mode; forwards are eager, so that levels build
+            without, and only graph readiness asks for it.
     """
     backend = scenario.kernels.dsa_kernel_backend
     with warnings.catch_warnings():
         # A deprecation of Megatron's own default; not something a scenario can change.
         warnings.filterwarnings("ignore", message="full scope is deprecated")
         config = MLATransformerConfig(
-            **_fields(scenario), dsa_kernel_backend="none" if modelled else backend
+            **_fields(scenario),
+            **(_graph_fields(scenario) if graphs else {}),
+            dsa_kernel_backend="none" if modelled else backend,
         )
     if modelled:
         config.dsa_kernel_backend = backend
     return config
 
 
+def _graph_fields(scenario: Scenario) -> dict[str, Any]:
+    graph = scenario.graph
+    if graph.cuda_graph_impl == "none":
+        return {}
+    per_layer = graph.cuda_graph_impl != "full_iteration"
+    return {
+        "cuda_graph_impl": graph.cuda_graph_impl,
+        "cuda_graph_modules": list(graph.cuda_graph_modules) if per_layer else [],
+    }
+
+
 def _fields(scenario: Scenario) -> dict[str, Any]:
     model, parallel, training = scenario.model, scenario.parallel, scenario.training
     dtype = DTYPES[scenario.values.dtype]
     return {
-        "num_layers": model.num_layers,
+        "num_layers": model.num_layers if scenario.level == "model" else 1,
         "hidden_size": model.hidden_size,
         "ffn_hidden_size": model.ffn_hidden_size,
         "num_attention_heads": model.num_attention_heads,

@@ -24,14 +24,20 @@ class Groups:
         collection: Megatron's tensor- and context-parallel groups.
         harness_cp: Harness traffic over the same ranks as the context-parallel group; production
             groups never carry it.
+        harness_tp: The same for the tensor-parallel group, None where that has one rank.
+        dp_size: Data-parallel replicas; above 1 only where fewer ranks run than there are, as when
+            a scenario is run again at a smaller CP size.
     """
 
     collection: Any
     harness_cp: Any
+    harness_tp: Any
     cp_size: int
     cp_rank: int
     tp_size: int
     tp_rank: int
+    dp_size: int = 1
+    dp_rank: int = 0
 
 
 @contextmanager
@@ -42,32 +48,41 @@ def model_parallel(parallel: ParallelSpec) -> Iterator[Groups]:
         parallel_state.initialize_model_parallel(
             tensor_model_parallel_size=parallel.tensor_model_parallel_size,
             context_parallel_size=parallel.context_parallel_size,
+            # Second groups for optimizer state and checkpoints, which no scenario has.
+            create_gloo_process_groups=False,
         )
     try:
         collection = ProcessGroupCollection.use_mpu_process_groups(required_pgs=["tp", "cp"])
         yield Groups(
             collection=collection,
-            harness_cp=_harness_group(collection.cp),
+            harness_cp=_harness_group(collection.cp, "HARNESS_CP"),
+            harness_tp=(
+                _harness_group(collection.tp, "HARNESS_TP") if collection.tp.size() > 1 else None
+            ),
             cp_size=collection.cp.size(),
             cp_rank=collection.cp.rank(),
             tp_size=collection.tp.size(),
             tp_rank=collection.tp.rank(),
+            dp_size=parallel_state.get_data_parallel_world_size(),
+            dp_rank=parallel_state.get_data_parallel_rank(),
         )
     finally:
         parallel_state.destroy_model_parallel()
 
 
-def _harness_group(cp_group: Any) -> Any:
-    """Create the harness group beside ``cp_group``; every rank creates all of them in order."""
-    mine = dist.get_process_group_ranks(cp_group)
+def _harness_group(group: Any, description: str) -> Any:
+    """Create the harness group beside ``group``; every rank creates all of them in order."""
+    mine = dist.get_process_group_ranks(group)
+    if len(mine) == dist.get_world_size():
+        return dist.new_group(mine, backend="gloo", group_desc=description)
     all_groups: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(all_groups, mine)
     own = None
     for ranks in sorted({tuple(ranks) for ranks in all_groups}):
-        group = dist.new_group(list(ranks), backend="gloo", group_desc="HARNESS_CP")
+        created = dist.new_group(list(ranks), backend="gloo", group_desc=description)
         if list(ranks) == mine:
-            own = group
-    assert own is not None, "every rank belongs to its own context-parallel group"
+            own = created
+    assert own is not None, "every rank belongs to its own group"
     return own
 
 
@@ -81,7 +96,40 @@ def gather_rows(local: torch.Tensor, groups: Groups) -> list[torch.Tensor]:
     Returns:
         One tensor per rank, in rank order.
     """
+    return _gathered(local, groups.cp_size, groups.harness_cp)
+
+
+def gather_shards(local: torch.Tensor, groups: Groups, *, dim: int) -> torch.Tensor:
+    """Concatenate the shards of the tensor-parallel ranks along ``dim``, on the harness's group."""
+    if groups.tp_size == 1:
+        return local
+    return torch.cat(_gathered(local, groups.tp_size, groups.harness_tp), dim=dim)
+
+
+def sum_over_ranks(local: torch.Tensor, groups: Groups) -> torch.Tensor:
+    """Sum a tensor over the context-parallel ranks in fp64, on the harness's own group."""
+    total = local.detach().to(torch.float64, copy=True).contiguous()
+    dist.all_reduce(total, group=groups.harness_cp)
+    return total
+
+
+def sum_over_shards(gradient: torch.Tensor, parameter: Any, groups: Groups) -> torch.Tensor:
+    """Reduce a parameter's gradient over tensor parallelism as Megatron's training step does.
+
+    By the marks on the parameter (``_allreduce_non_tensor_model_parallel_grads``): one that every
+    rank computes in full is averaged, one that saw a rank's share of the rows is summed, and one
+    that is split over ranks is left alone.
+    """
+    averaged = getattr(parameter, "average_gradients_across_tp_domain", False)
+    if groups.tp_size == 1 or not (averaged or getattr(parameter, "sequence_parallel", False)):
+        return gradient
+    total = gradient.detach().to(torch.float64, copy=True).contiguous()
+    dist.all_reduce(total, group=groups.harness_tp)
+    return total / groups.tp_size if averaged else total
+
+
+def _gathered(local: torch.Tensor, size: int, group: Any) -> list[torch.Tensor]:
     local = local.contiguous()
-    parts = [torch.empty_like(local) for _ in range(groups.cp_size)]
-    dist.all_gather(parts, local, group=groups.harness_cp)
+    parts = [torch.empty_like(local) for _ in range(size)]
+    dist.all_gather(parts, local, group=group)
     return parts

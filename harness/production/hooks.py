@@ -9,7 +9,8 @@ import contextlib
 import functools
 import importlib
 import inspect
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,8 +33,10 @@ class Hook:
         module: Module whose global is replaced (the name as the caller looks it up).
         attribute: Attribute of the module, ``Class.method`` for a method.
         phase: Phase that begins when the symbol is entered.
-        checked: megatron-core versions this entry was checked against.
+        checked: Builds this entry was checked against.
         optional: True for symbols that builds may lack without losing the path evidence.
+        needs: Probed fact of builds that must have the symbol; others may have it.
+        everywhere: Replace it in every module of the variant that imported it by name, too.
     """
 
     symbol: str
@@ -42,6 +45,17 @@ class Hook:
     phase: Phase | None = None
     checked: str = "0.19.2"
     optional: bool = False
+    needs: str | None = None
+    everywhere: bool = False
+
+    def required(self, facts: Mapping[str, object]) -> bool:
+        """Whether a build with these facts must have the symbol."""
+        if self.needs is not None:
+            return bool(facts.get(self.needs))
+        return not self.optional
+
+
+_PR_6206 = "pull request 6206 at 2b3e3b70"
 
 
 def _dsa(symbol: str, attribute: str, phase: Phase | None = None, **more: Any) -> Hook:
@@ -63,6 +77,50 @@ HOOKS: tuple[Hook, ...] = (
         "build_packed_allgather_cp_query_positions_and_key_reorder",
         Phase.LAYOUT,
     ),
+    _in(
+        "dsa_layout",
+        "layout_tables_host",
+        "build_packed_allgather_cp_query_positions_and_key_reorder_from_host",
+        Phase.LAYOUT,
+        needs="has_host_layout",
+        checked="none: the text of pull request 6206 as merged",
+    ),
+    _in(
+        "dsa_layout",
+        "local_positions",
+        "build_packed_allgather_cp_local_positions",
+        Phase.LAYOUT,
+        checked="0.19.2, dev at d48bd6be, pull request 6206 at 2b3e3b70",
+    ),
+    _in(
+        "dsa_layout",
+        "local_positions_host",
+        "build_packed_allgather_cp_local_positions_from_host",
+        Phase.LAYOUT,
+        optional=True,
+        checked="none: the text of pull request 6206 as merged",
+    ),
+    Hook(
+        symbol="prebuild",
+        module="megatron.core.context_parallel_layout.routes",
+        attribute="prebuild_thd_cp_partition_routes",
+        optional=True,
+        checked="dev at d48bd6be",
+    ),
+    _in(
+        "dsa_layout",
+        "segment_tables",
+        "build_packed_cp_indexer_layout",
+        optional=True,
+        everywhere=True,
+    ),
+    _dsa(
+        "memo",
+        "DSAttention._memoized",
+        Phase.LAYOUT,
+        needs="has_layout_memo",
+        checked=_PR_6206,
+    ),
     _in("dsa_layout", "zigzag_reorder", "build_zigzag_allgather_cp_key_reorder", Phase.LAYOUT),
     _in("dsa_masking", "bounds", "build_dsattention_forward_mask", Phase.LAYOUT),
     _in("dsa_kernels", "use_fused", "use_fused_dsa_kernels"),
@@ -70,6 +128,14 @@ HOOKS: tuple[Hook, ...] = (
     _in("dsa_kernels", "dispatch_topk", "run_fused_qk_topk"),
     _in("dsa_kernels", "dispatch_topk_loss", "run_fused_qk_topk_with_loss"),
     _in("dsa_kernels", "dispatch_sparse_attention", "run_fused_absorbed_sparse_attention"),
+    _in(
+        "dsa_scoring_plan",
+        "plan",
+        "resolve_indexer_scoring_plan",
+        needs="has_scoring_plan",
+        everywhere=True,
+        checked=_PR_6206,
+    ),
     _in("dsa_cudnn_kernels", "fused_topk", "_indexer_topk_bshd", Phase.SCORE),
     _in("dsa_cudnn_kernels", "scorer_single", "_indexer_topk_single_packed_cp_segments"),
     _in("dsa_cudnn_kernels", "scorer_thd", "_indexer_topk_multi_packed_cp_thd"),
@@ -82,6 +148,7 @@ HOOKS: tuple[Hook, ...] = (
     _in("dsa_cudnn_kernels", "flash_attention", "_dsa_fwd_flash_mla", Phase.ATTEND),
     _dsa("naive_topk", "fused_qk_topk_naive", Phase.SCORE),
     _dsa("naive_topk_loss", "fwd_fused_indexer_loss_naive", Phase.SCORE),
+    _dsa("sparse_attention", "_run_sparse_attention", optional=True),
     _dsa("unfused_attention", "_unfused_absorbed_dsa_fn", Phase.ATTEND),
 )
 """Order is for the reader; the names as records use them."""
@@ -99,45 +166,78 @@ KERNEL_PHASES = {
 
 
 @contextlib.contextmanager
-def installed(recorder: Recorder, version: str) -> Iterator[None]:
+def installed(
+    recorder: Recorder, version: str, facts: Mapping[str, object] | None = None
+) -> Iterator[None]:
     """Replace every symbol of the table by one that reports to ``recorder``, and put it back.
 
     Args:
-        recorder: Receives the calls.
+        recorder: Receives the calls, and the names of hooks that the build may and does lack.
         version: Version of the build, for the error text.
+        facts: Probed facts, which say what this build must have.
 
     Raises:
-        MissingHookError: when the build lacks a symbol that is not optional.
+        MissingHookError: when the build lacks a symbol that it must have.
     """
+    absent = []
     with contextlib.ExitStack() as stack:
         for hook in HOOKS:
-            stack.enter_context(_replaced(hook, recorder, version))
+            found = _find(hook, version, facts or {})
+            if found is None:
+                absent.append(hook.symbol)
+            else:
+                stack.enter_context(_replaced(hook, found, recorder))
+        recorder.absent = tuple(absent)
         yield
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Found:
+    """Where a symbol was found; ``raw`` is what the owner holds, such as a staticmethod."""
+
+    owner: Any
+    name: str
+    raw: Any
+    function: Callable[..., Any]
 
 
 @contextlib.contextmanager
-def _replaced(hook: Hook, recorder: Recorder, version: str) -> Iterator[None]:
-    found = _find(hook, version)
-    if found is None:
-        yield
-        return
-    owner, name, original = found
-    setattr(owner, name, _observed(hook, original, recorder))
+def _replaced(hook: Hook, found: _Found, recorder: Recorder) -> Iterator[None]:
+    observed: Any = _observed(hook, found.function, recorder)
+    if isinstance(found.raw, staticmethod):
+        observed = staticmethod(observed)
+    owners = [found.owner]
+    if hook.everywhere:
+        owners += _importers(found)
+    for owner in owners:
+        setattr(owner, found.name, observed)
     try:
         yield
     finally:
-        setattr(owner, name, original)
+        for owner in owners:
+            setattr(owner, found.name, found.raw)
 
 
-def _find(hook: Hook, version: str) -> tuple[Any, str, Callable[..., Any]] | None:
+def _importers(found: _Found) -> list[Any]:
+    """Loaded modules of the variant that hold the same function under the same name."""
+    modules = [module for name, module in sys.modules.items() if name.startswith(f"{_VARIANT}.")]
+    return [
+        module
+        for module in modules
+        if module is not found.owner and vars(module).get(found.name) is found.function
+    ]
+
+
+def _find(hook: Hook, version: str, facts: Mapping[str, object]) -> _Found | None:
     try:
         owner: Any = importlib.import_module(hook.module)
         *classes, name = hook.attribute.split(".")
         for part in classes:
             owner = getattr(owner, part)
-        return owner, name, getattr(owner, name)
+        raw = inspect.getattr_static(owner, name)
+        return _Found(owner=owner, name=name, raw=raw, function=getattr(owner, name))
     except (ImportError, AttributeError) as error:
-        if hook.optional:
+        if not hook.required(facts):
             return None
         raise MissingHookError(
             f"megatron-core {version} has no {hook.module}.{hook.attribute} (hook "
@@ -165,7 +265,13 @@ def _observed(hook: Hook, original: Callable[..., Any], recorder: Recorder) -> C
             bound.arguments.update(arguments)
             args, kwargs = bound.args, bound.kwargs
         return recorder.record(
-            hook.symbol, "megatron", hook.phase, arguments, lambda: original(*args, **kwargs)
+            hook.symbol,
+            "megatron",
+            hook.phase,
+            arguments,
+            lambda: original(*args, **kwargs),
+            caller=sys._getframe(1).f_code.co_qualname,
+            function=original,
         )
 
     return observed

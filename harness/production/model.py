@@ -12,6 +12,10 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.experimental_attention_variant_module_specs import (
     get_transformer_layer_with_experimental_attention_variant_spec,
 )
+from megatron.core.tensor_parallel.random import (
+    initialize_rng_tracker,
+    model_parallel_cuda_manual_seed,
+)
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 
 from harness.layout import Pack
@@ -42,12 +46,25 @@ def absorbed_linear(provider_name: str) -> Iterator[tuple[str, ...]]:
         module.TELinear = original
 
 
+def seed_random_state() -> None:
+    """Give Megatron the random state of tensor parallelism that its embedding asks for.
+
+    Nothing draws from it in a forward, since every dropout is 0; without a GPU there is no such
+    state to keep, so Megatron's own tracker for inference, which keeps none, stands in.
+    """
+    if torch.cuda.is_available():
+        model_parallel_cuda_manual_seed(WEIGHT_SEED, force_reset_rng=True)
+    else:
+        initialize_rng_tracker(inference_rng_tracker=True, force_reset=True)
+
+
 def build_model(scenario: Scenario, config: Any, provider: Any) -> Any:
     """Construct the GPT model with parameters that every rank and CP size shares."""
     layers = get_transformer_layer_with_experimental_attention_variant_spec(config, provider)
     block = TransformerBlockSubmodules(
         layer_specs=layers, layer_norm=provider.layer_norm(rms_norm=True, for_qk=False)
     )
+    seed_random_state()
     torch.manual_seed(WEIGHT_SEED)
     model = GPTModel(
         config,
@@ -73,12 +90,18 @@ def token_inputs(
     }
 
 
-def run_model(model: Any, inputs: dict[str, torch.Tensor], pack: Pack) -> torch.Tensor:
+def run_model(
+    model: Any,
+    inputs: dict[str, torch.Tensor],
+    pack: Pack,
+    *,
+    real_token_mask: torch.Tensor | None = None,
+) -> torch.Tensor:
     """One forward; returns the per-token loss ``[1, rows]``."""
     return model(
         inputs["input_ids"],
         inputs["position_ids"],
         None,
         labels=inputs["labels"],
-        packed_seq_params=packed_seq_params(pack),
+        packed_seq_params=packed_seq_params(pack, real_token_mask=real_token_mask),
     )

@@ -7,20 +7,32 @@ from typing import Any
 import torch
 from megatron.core.packed_seq_params import PackedSeqParams
 
-from harness.layout import Pack, inverse_permutation, local_runs
+from harness.layout import Pack, inverse_permutation, local_runs, rank_segments
+from harness.production.given_params import carries_cp_size, given_params
+from harness.production.placement import metadata_device
 
 
-def packed_seq_params(pack: Pack) -> Any:
+def packed_seq_params(pack: Pack, *, real_token_mask: torch.Tensor | None = None) -> Any:
     """Describe a pack to Megatron.
+
+    Args:
+        pack: The layout.
+        real_token_mask: ``[1, rows]`` bool over a rank's local rows, True for real tokens; handed
+            over as the attribute that the indexer loss looks for, None to leave it out as the
+            released data path does.
 
     ``cu_seqlens_*`` are int32 of shape ``[num_sequences + 1]``, real and padded; maxima are the
     padded ones over whole sequences, before CP, as Megatron's data path gives them.
     """
 
-    def int32(values: tuple[int, ...]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.int32)
+    given = given_params()
+    if given is not None:
+        return given
 
-    return PackedSeqParams(
+    def int32(values: tuple[int, ...]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int32, device=metadata_device())
+
+    params = PackedSeqParams(
         qkv_format="thd",
         cu_seqlens_q=int32(pack.cu_seqlens_q),
         cu_seqlens_kv=int32(pack.cu_seqlens_k),
@@ -29,12 +41,25 @@ def packed_seq_params(pack: Pack) -> Any:
         max_seqlen_q=pack.max_seqlen_q,
         max_seqlen_kv=pack.max_seqlen_k,
     )
+    if carries_cp_size():
+        params.local_cp_size = pack.cp_size
+    if real_token_mask is not None:
+        params.real_token_mask_q = real_token_mask
+    return params
 
 
 def local_rows(full: torch.Tensor, pack: Pack, cp_rank: int) -> torch.Tensor:
     """Rows of a packed tensor ``[total_q, ...]`` that belong to a rank, in its local order."""
     runs = [full[start : start + length] for start, length in local_runs(pack, cp_rank)]
     return torch.cat(runs, dim=0) if runs else full[:0]
+
+
+def real_rows(pack: Pack, cp_rank: int) -> torch.Tensor:
+    """Mask ``[rows]`` of a rank's local rows that are real tokens."""
+    mask = torch.zeros(pack.rows_per_rank, dtype=torch.bool)
+    for segment in rank_segments(pack, cp_rank):
+        mask[segment.row_start : segment.row_start + segment.valid_rows] = True
+    return mask
 
 
 def to_packed_order(gathered: torch.Tensor, pack: Pack) -> torch.Tensor:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 from typing import Any
 
 import torch
 from megatron.core.models.backends import LocalSpecProvider
+from megatron.core.transformer.torch_norm import WrappedTorchNorm
 
 
 class DuplicatedLinear(torch.nn.Linear):
@@ -32,14 +34,41 @@ class DuplicatedLinear(torch.nn.Linear):
             input_size, output_size, bias=bool(kwargs.get("bias")), dtype=config.params_dtype
         )
         kwargs["init_method"](self.weight)
+        for parameter in self.parameters():
+            # As Transformer Engine marks it: between layers a rank sees its share of the rows.
+            parameter.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
 
     def forward(self, input: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
         """Return (output, None): no bias is left to be added later."""
         return super().forward(input), None
 
 
+class LocalNorm:
+    """Megatron's wrapped torch norm, under sequence parallelism too.
+
+    Megatron's wrapper refuses sequence parallelism, because nothing tells its gradient reduction
+    that each tensor-parallel rank saw a share of the rows. This one marks its parameters, as the
+    norms of Transformer Engine do; the gradient of a rank is the part of its own rows.
+    """
+
+    def __new__(cls, config: Any, hidden_size: int, eps: float = 1e-5, **kwargs: Any) -> Any:
+        """Build the norm that the configuration names."""
+        plain = copy.copy(config)
+        plain.sequence_parallel = False
+        norm = WrappedTorchNorm(config=plain, hidden_size=hidden_size, eps=eps, **kwargs)
+        for parameter in norm.parameters():
+            parameter.sequence_parallel = config.sequence_parallel
+        return norm
+
+
 class LocalProvider(LocalSpecProvider):
     """Megatron's local provider plus the linear layer it lacks."""
+
+    def layer_norm(
+        self, rms_norm: bool = False, for_qk: bool = False, has_residual: bool = False
+    ) -> type:
+        """Which norm: torch's, as the configuration names it."""
+        return LocalNorm
 
     def linear(self) -> type:
         """Which linear module duplicates its weight on every rank."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,9 +20,13 @@ class HookCall:
 
     Attributes:
         arguments: Arguments by parameter name.
-        result: What it returned; None also when it declined or raised.
+        result: What it returned; None also when it declined or raised. Integer tensors are copies.
+        raw: The very object that it returned, for symbols of ``Recorder.raw``.
         returned: False while it runs and when it raised.
         origin: ``megatron``, ``hardware`` or ``modelled``.
+        caller: Function that called it, such as ``DSAttention.forward``; empty for kernels.
+        function: The hooked function itself; None for kernels.
+        took_s: Seconds until it returned, of this process's clock.
     """
 
     symbol: str
@@ -28,8 +34,28 @@ class HookCall:
     layer: int
     arguments: dict[str, Any]
     result: Any = None
+    raw: Any = None
     returned: bool = False
     depth: int = 0
+    caller: str = ""
+    function: Callable[..., Any] | None = None
+    took_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Message:
+    """A log line that the build's DSA modules emitted during a forward.
+
+    Attributes:
+        layer: Layer that ran.
+        source: Module that said it, such as ``dsa_kernels``.
+        warning: True from level WARNING on: what a user gets to see.
+    """
+
+    layer: int
+    source: str
+    warning: bool
+    text: str
 
 
 Reducer = Callable[["HookCall"], None]
@@ -54,6 +80,13 @@ class Recorder:
         reducers: Symbol to function that slims the kept call, so that score matrices of a long
             pack are not all held until the forward ends.
         findings: Accesses outside a row that modelled kernels made without a fault, as a GPU would.
+        messages: Log lines of the build in this forward.
+        compiled: Keys under which kernels were compiled so far, by kernel; outlives a forward, as
+            a process's compiled kernels do.
+        absent: Hooks that the build lacks and may lack.
+        raw: Symbols whose very results are kept, to tell objects apart.
+        forwards: Number of the forward, from 1.
+        planted: State of planted faults that outlives a forward.
     """
 
     on_phase: Callable[[Phase], None] = lambda _phase: None
@@ -62,6 +95,12 @@ class Recorder:
     reducers: dict[str, Reducer] = field(default_factory=dict)
     findings: list[AddressFaultEvidence] = field(default_factory=list)
     calls: list[HookCall] = field(default_factory=list)
+    messages: list[Message] = field(default_factory=list)
+    compiled: dict[str, set[str]] = field(default_factory=dict)
+    absent: tuple[str, ...] = ()
+    raw: set[str] = field(default_factory=set)
+    forwards: int = 0
+    planted: dict[str, Any] = field(default_factory=dict)
     layer: int = 1
     _depth: int = 0
 
@@ -69,6 +108,22 @@ class Recorder:
         """Forget the calls of the previous forward, and the tensors they hold."""
         self.calls = []
         self.findings = []
+        self.messages = []
+        self.forwards += 1
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[list[HookCall]]:
+        """Keep calls made inside apart from the forward's, and untouched by planted faults.
+
+        Yields:
+            The calls made inside, in order.
+        """
+        kept = self.calls, self.transforms, self._depth
+        self.calls, self.transforms, self._depth = [], {}, 0
+        try:
+            yield self.calls
+        finally:
+            self.calls, self.transforms, self._depth = kept
 
     def record(
         self,
@@ -77,23 +132,34 @@ class Recorder:
         phase: Phase | None,
         arguments: dict[str, Any],
         call: Callable[[], Any],
+        caller: str = "",
+        function: Callable[..., Any] | None = None,
     ) -> Any:
         """Run ``call`` as a call of ``symbol`` and keep what went in and out."""
         if phase is not None:
             self.on_phase(phase)
         seen = HookCall(
-            symbol=symbol, origin=origin, layer=self.layer, arguments=arguments, depth=self._depth
+            symbol=symbol,
+            origin=origin,
+            layer=self.layer,
+            arguments=arguments,
+            depth=self._depth,
+            caller=caller,
+            function=function,
         )
         self.calls.append(seen)
         self._depth += 1
+        began = time.perf_counter()
         try:
             result = call()
         finally:
             self._depth -= 1
+            seen.took_s = time.perf_counter() - began
         transform = self.transforms.get(symbol)
         if transform is not None:
             result = transform(seen, result)
         seen.result = _kept(result)
+        seen.raw = result if symbol in self.raw else None
         seen.returned = True
         reducer = self.reducers.get(symbol)
         if reducer is not None:

@@ -7,6 +7,7 @@ any subset of its logical ranks runs on any number of real ranks.
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +25,7 @@ from harness.production.inputs import InputSource, indexer_weight_scale
 from harness.production.packs import packed_seq_params
 from harness.scenario.spec import ModelSpec
 
+_PLAIN = "varlen_is_plain_causal"
 _BLOCK_SIZE = 8192
 """DSAttention's default ``fused_indexer_block_size``."""
 
@@ -85,7 +87,9 @@ def run_scorer(
     """
     psp = packed_seq_params(pack) if packed else None
     starts, ends = _bounds(inputs, pack, cp_rank, psp)
-    key_positions = torch.arange(inputs.k.size(0)) if explicit_key_positions else None
+    key_positions = (
+        torch.arange(inputs.k.size(0), device=inputs.k.device) if explicit_key_positions else None
+    )
     selected = _fused(config, inputs, pack, cp_rank, psp, (starts, ends, key_positions))
     if selected is None:
         _scores, selected = dsa.fused_qk_topk_naive(
@@ -107,7 +111,7 @@ def _bounds(
     rows, keys = inputs.q.size(0), inputs.k.size(0)
     positions = None
     if psp is not None and pack.cp_size > 1:
-        positions = _query_positions(pack, cp_rank, psp, rows)
+        positions = _query_positions(pack, cp_rank, psp, rows, inputs.q.device)
     _mask, bounds, _plain = dsa_masking.build_dsattention_forward_mask(
         sq=rows,
         skv=keys,
@@ -127,14 +131,16 @@ def _bounds(
     return starts, ends
 
 
-def _query_positions(pack: Pack, cp_rank: int, psp: Any, rows: int) -> torch.Tensor:
+def _query_positions(
+    pack: Pack, cp_rank: int, psp: Any, rows: int, device: torch.device
+) -> torch.Tensor:
     single = pack.num_sequences == 1
     positions, _reorder = dsa_layout.build_packed_allgather_cp_query_positions_and_key_reorder(
         cu_seqlens_q=psp.cu_seqlens_q_padded,
         cu_seqlens_kv=psp.cu_seqlens_kv_padded,
         cp_size=pack.cp_size,
         cp_rank=cp_rank,
-        device=torch.device("cpu"),
+        device=device,
         local_output_size=rows,
         key_local_output_size=pack.total_k // pack.cp_size,
         global_output_size=pack.total_k,
@@ -167,7 +173,9 @@ def _fused(
     )
     if kernel_bounds is None:
         return None
-    packed_cp = psp is not None and pack.cp_size > 1
+    # Builds with a scoring plan are told of packs at any cp_size, and of plain causal bounds.
+    plans = _PLAIN in inspect.signature(dsa_kernels.run_fused_qk_topk).parameters
+    by_segments = psp is not None and (plans or pack.cp_size > 1)
     result = dsa_kernels.run_fused_qk_topk(
         config,
         inputs.q,
@@ -177,12 +185,13 @@ def _fused(
         *kernel_bounds,
         block_size=_BLOCK_SIZE,
         use_relu=config.dsa_indexer_scoring_relu,
-        use_local_indexer_varlen=packed_cp and key_positions is None,
-        single_packed_thd_sequence=packed_cp and pack.num_sequences == 1,
+        use_local_indexer_varlen=by_segments and key_positions is None,
+        single_packed_thd_sequence=by_segments and pack.num_sequences == 1,
         local_packed_cp_rank=cp_rank,
         local_packed_cp_query_start=0,
         local_packed_cp_query_len=inputs.q.size(0),
         packed_seq_params=psp,
         cp_size=pack.cp_size,
+        **({_PLAIN: psp is None and pack.cp_size == 1} if plans else {}),
     )
     return None if result is None else result[0]

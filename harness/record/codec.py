@@ -13,7 +13,7 @@ import json
 import math
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from reprlib import repr as shown
 from typing import Any
@@ -70,7 +70,35 @@ def _hints(cls: type) -> dict[str, Any]:
     return typing.get_type_hints(cls)
 
 
+def learn(cls: type) -> None:
+    """Resolve the type hints of a record and of all records in it, so that reading one is quick."""
+    due, seen = [cls], {cls}
+    while due:
+        for hint in _hints(due.pop()).values():
+            new = {found for found in _records_in(hint) if found not in seen}
+            due += new
+            seen |= new
+
+
+def _records_in(hint: Any) -> Iterator[type]:
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        yield hint
+    for part in typing.get_args(hint):
+        yield from _records_in(part)
+
+
+_PLAIN = frozenset({int, str, bool, float})
+"""Types that JSON data may have already; most values do, and need no further look."""
+
+
+@functools.cache
+def _names(cls: type) -> frozenset[str]:
+    return frozenset(field.name for field in dataclasses.fields(cls))
+
+
 def _decode(hint: Any, data: Any, where: str) -> Any:
+    if type(data) is hint and hint in _PLAIN:
+        return data
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         return _decode_dataclass(hint, data, where)
     origin = typing.get_origin(hint)
@@ -91,8 +119,7 @@ def _decode_dataclass(cls: type, data: Any, where: str) -> Any:
     if not isinstance(data, dict):
         raise DecodeError(f"{where}: expected an object for {cls.__name__}, found {shown(data)}")
     hints = _hints(cls)
-    names = {f.name for f in dataclasses.fields(cls)}
-    if unknown := sorted(set(data) - names):
+    if unknown := sorted(data.keys() - _names(cls)):
         raise DecodeError(f"{where}: {cls.__name__} has no field {unknown[0]!r}")
     kwargs = {key: _decode(hints[key], item, f"{where}.{key}") for key, item in data.items()}
     try:
@@ -120,6 +147,8 @@ def _decode_container(origin: Any, args: tuple[Any, ...], data: Any, where: str)
         if not isinstance(data, list):
             raise DecodeError(f"{where}: expected a list, found {shown(data)}")
         if len(args) == 2 and args[1] is Ellipsis:
+            if args[0] in _PLAIN and all(type(x) is args[0] for x in data):
+                return tuple(data)
             return tuple(_decode(args[0], x, f"{where}[{i}]") for i, x in enumerate(data))
         if len(args) != len(data):
             raise DecodeError(f"{where}: expected {len(args)} items, found {len(data)}")

@@ -28,7 +28,8 @@ class CollectiveCall:
         blocking: True when the call returns only after the operation is complete on this rank.
         at: Callers as ``file:line``, innermost first, without those inside torch.
         time_s: Monotonic clock of the host just before the call.
-        end: ``returned``, ``raised <class>``, or None when the call never came back.
+        end: ``returned``, ``raised <class>``, or None when the call never came back. An
+            asynchronous call goes on from ``returned`` to ``waiting`` and ``completed``.
     """
 
     group: str
@@ -50,7 +51,12 @@ class CollectiveCall:
     @property
     def complete(self) -> bool:
         """True when the operation is known to have finished on this rank."""
-        return self.blocking and self.end == "returned"
+        return self.end == "completed" or (self.blocking and self.end == "returned")
+
+    @property
+    def stands(self) -> bool:
+        """True when the rank never left the call, or the wait for it."""
+        return self.end in (None, "waiting")
 
     @property
     def place(self) -> str:

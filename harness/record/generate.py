@@ -1,6 +1,6 @@
-"""The schema ``configs/record.schema.json`` of run and result files, for readers of other tools.
+"""The schemas in ``configs/`` of run, result and summary files, for readers of other tools.
 
-``python -m harness.record.generate`` writes it. This is the one module here that needs pydantic;
+``python -m harness.record.generate`` writes them. This is the one module here that needs pydantic;
 nothing that reads or writes records imports it.
 """
 
@@ -17,8 +17,11 @@ from pydantic_core import core_schema
 
 from harness.record.files import write_text
 from harness.record.result import SCHEMA_VERSION, RunRecord, ScenarioResult
+from harness.record.summary import SUMMARY_VERSION, RunSummaryDocument
 
 SCHEMA_PATH = Path(__file__).resolve().parents[2] / "configs" / "record.schema.json"
+
+SUMMARY_SCHEMA_PATH = SCHEMA_PATH.with_name("summary.schema.json")
 
 _MODE: Literal["validation"] = "validation"
 _DOCUMENTS = (RunRecord, ScenarioResult)
@@ -47,17 +50,29 @@ class _RecordSchema(GenerateJsonSchema):
 
 def schema() -> dict[str, Any]:
     """Return the JSON schema that ``run.json`` and every file under ``results/`` meet."""
+    title = f"DSA harness records, version {SCHEMA_VERSION}"
+    return _schema(_DOCUMENTS, title, {"schema_version": SCHEMA_VERSION})
+
+
+def summary_schema() -> dict[str, Any]:
+    """Return the JSON schema that ``summary.json`` meets."""
+    title = f"DSA harness summary of a run, version {SUMMARY_VERSION}"
+    return _schema((RunSummaryDocument,), title, {"summary_version": SUMMARY_VERSION})
+
+
+def _schema(documents: tuple[type, ...], title: str, version: dict[str, int]) -> dict[str, Any]:
     inputs: list[tuple[str, JsonSchemaMode, TypeAdapter[Any]]] = [
-        (cls.__name__, _MODE, TypeAdapter(cls)) for cls in _DOCUMENTS
+        (cls.__name__, _MODE, TypeAdapter(cls)) for cls in documents
     ]
     by_name, definitions = TypeAdapter.json_schemas(inputs, schema_generator=_RecordSchema)
     defs: dict[str, Any] = definitions["$defs"]
-    for cls in _DOCUMENTS:
-        defs[cls.__name__]["properties"]["schema_version"]["const"] = SCHEMA_VERSION
+    for cls in documents:
+        for key, number in version.items():
+            defs[cls.__name__]["properties"][key]["const"] = number
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": f"DSA harness records, version {SCHEMA_VERSION}",
-        "anyOf": [by_name[cls.__name__, _MODE] for cls in _DOCUMENTS],
+        "title": title,
+        "anyOf": [by_name[cls.__name__, _MODE] for cls in documents],
         "$defs": defs,
     }
 
@@ -67,15 +82,25 @@ def schema_text() -> str:
     return json.dumps(schema(), indent=2, ensure_ascii=False) + "\n"
 
 
-def is_current(path: Path = SCHEMA_PATH) -> bool:
-    """Tell whether the kept schema is the generated one."""
-    return path.is_file() and path.read_text(encoding="utf-8") == schema_text()
+def summary_schema_text() -> str:
+    """Return the schema of ``summary.json`` as it is kept in the repository."""
+    return json.dumps(summary_schema(), indent=2, ensure_ascii=False) + "\n"
+
+
+def is_current(path: Path = SCHEMA_PATH, text: str | None = None) -> bool:
+    """Tell whether a kept schema is the generated one; by default that of the records."""
+    wanted = schema_text() if text is None else text
+    return path.is_file() and path.read_text(encoding="utf-8") == wanted
 
 
 def main() -> None:
-    """Write the schema."""
-    write_text(SCHEMA_PATH, schema_text())
-    sys.stdout.write(f"wrote {SCHEMA_PATH}\n")
+    """Write the schemas."""
+    for path, text in (
+        (SCHEMA_PATH, schema_text()),
+        (SUMMARY_SCHEMA_PATH, summary_schema_text()),
+    ):
+        write_text(path, text)
+        sys.stdout.write(f"wrote {path}\n")
 
 
 if __name__ == "__main__":

@@ -5,7 +5,10 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+from harness.record.autograd import AutogradEvidence
 from harness.record.collective import CollectiveCall, CollectiveFinding
+from harness.record.copies import CopyEvidence
+from harness.record.deviation import Deviation
 from harness.record.device_fault import CoreDump, SanitizerFinding
 from harness.record.environment import Environment
 from harness.record.evidence import (
@@ -20,6 +23,13 @@ from harness.record.evidence import (
     ValueEvidence,
     WindowEvidence,
 )
+from harness.record.graphs import GraphEvidence
+from harness.record.launches import LaunchEvidence
+from harness.record.memo import MemoEvidence
+from harness.record.perturb import PerturbEvidence
+from harness.record.rate import Rate
+from harness.record.state import StateEvidence
+from harness.record.transfers import TransferEvidence
 from harness.record.verdict import FAULTS, Outcome, Verdict
 
 SCHEMA_VERSION = 1
@@ -79,6 +89,8 @@ class RankOutcome:
         last_collective: Its last collective call, None when it made none.
         oom_kills: Processes that the kernel's out-of-memory killer ended in the rank's cgroup while
             the attempt ran.
+        node_lost: Why nobody knows how it ended: its node went out of reach; None otherwise.
+        peak_rss_bytes: Largest resident memory of its process, None without a closing line.
         ended_s: Monotonic clock of its host when the fault was journaled or the end was seen.
     """
 
@@ -100,6 +112,8 @@ class RankOutcome:
     phases: tuple[PhaseTiming, ...] = ()
     last_collective: CollectiveCall | None = None
     oom_kills: int = 0
+    peak_rss_bytes: int | None = None
+    node_lost: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,6 +140,7 @@ class Proof:
         shims: Host shims active on ranks without a GPU.
         overlays: Overlays active.
         injected: Faults injected on request.
+        evidence: Optional collectors that ran.
         facts: Probed facts of the build and the kernels.
     """
 
@@ -134,6 +149,7 @@ class Proof:
     shims: tuple[str, ...] = ()
     overlays: tuple[str, ...] = ()
     injected: tuple[str, ...] = ()
+    evidence: tuple[str, ...] = ()
     facts: dict[str, FactValue] = field(default_factory=dict)
 
 
@@ -159,11 +175,24 @@ class Attempt:
     layouts: tuple[LayoutEvidence, ...] = ()
     values: tuple[ValueEvidence, ...] = ()
     calls: tuple[CallEvidence, ...] = ()
+    memos: tuple[MemoEvidence, ...] = ()
+    perturbations: tuple[PerturbEvidence, ...] = ()
+    autograd: tuple[AutogradEvidence, ...] = ()
+    transfers: tuple[TransferEvidence, ...] = ()
+    states: tuple[StateEvidence, ...] = ()
+    launches: tuple[LaunchEvidence, ...] = ()
+    graphs: tuple[GraphEvidence, ...] = ()
+    copies: tuple[CopyEvidence, ...] = ()
+    deviations: tuple[Deviation, ...] = ()
+    """What of path and layout memo was not as it should be."""
     notes: tuple[NoteEvidence, ...] = ()
     sanitizer: tuple[SanitizerFinding, ...] = ()
     core_dumps: tuple[CoreDump, ...] = ()
     missing_capability: str | None = None
     """What is missing when the verdict is ``not_run``."""
+    cut_short: str | None = None
+    """Why the run took it down before its end (killed, a signal, a lost node), so that it says
+    nothing about the scenario and is no trial; None otherwise."""
 
     def __post_init__(self) -> None:
         """Refuse an attempt whose verdict and evidence contradict each other."""
@@ -222,6 +251,10 @@ class ScenarioResult:
     """Why the outcome is what it is, one or two sentences."""
     rerun: str = ""
     """Exact command that reruns this scenario."""
+    decides: int | None = None
+    """Number of the attempt that decides, None for the last one."""
+    rates: dict[str, Rate] = field(default_factory=dict)
+    """Share of each leading verdict among several attempts, most severe first; empty for one."""
 
     def __post_init__(self) -> None:
         """Refuse a result without an attempt, or with a judged outcome of what did not run."""
@@ -233,7 +266,8 @@ class ScenarioResult:
     @property
     def last(self) -> Attempt:
         """The attempt that decides."""
-        return self.attempts[-1]
+        found = (attempt for attempt in self.attempts if attempt.number == self.decides)
+        return next(found, self.attempts[-1])
 
     @property
     def verdict(self) -> Verdict:
@@ -262,4 +296,7 @@ class RunRecord:
     finished_at: str | None = None
     exit_code: int | None = None
     exit_meaning: str = ""
+    state: str = ""
+    """``running``, ``finished``, ``interrupted`` (by a signal) or ``killed``, as somebody found out
+    who read the folder later; empty in records of older versions."""
     notes: tuple[str, ...] = ()

@@ -10,6 +10,9 @@ _HIDDEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 
 def escape_hidden(text: str) -> str:
     """Return text with control characters, direction marks and lone surrogates as escapes."""
+    # Printable characters are in none of the hidden categories, and most texts hold nothing else.
+    if text.isprintable():
+        return text
     return "".join(_escape(character) for character in text)
 
 
@@ -19,6 +22,8 @@ def visible(text: str) -> str:
     Line ends and tabs become blanks; other control characters, direction marks and lone surrogates
     become backslash escapes, so that a log or terminal shows them instead of obeying them.
     """
+    if text.isprintable():
+        return text.strip()
     blanks = text.replace("\r\n", " ").replace("\n", " ").replace("\r", " ").replace("\t", " ")
     return escape_hidden(blanks).strip()
 

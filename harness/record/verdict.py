@@ -145,3 +145,12 @@ def exit_code(outcomes: Iterable[tuple[Verdict, Outcome]]) -> ExitCode:
     if unexpected or any(outcome is Outcome.FIXED for _, outcome in pairs):
         return ExitCode.CHECK_FAILED
     return ExitCode.OK
+
+
+def bisect_code(code: ExitCode) -> ExitCode:
+    """Return an exit code for ``git bisect run``: 0 good, 1 bad, 125 for a revision to skip.
+
+    What could not be judged, a fault included, is skipped. To search for a fault itself, expect it
+    in the scenario and swap the terms: its verdict is then the good one.
+    """
+    return code if code in (ExitCode.OK, ExitCode.CHECK_FAILED) else ExitCode.CANNOT_BISECT

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,14 +13,19 @@ from harness.record.device_fault import CoreDump
 from harness.record.evidence import NoteEvidence
 from harness.record.result import RankOutcome
 from harness.runtime.coredump import collect
-from harness.runtime.devices import unclean_gpus, used_memory
+from harness.runtime.ends import AttemptBegin, AttemptEnd, append
 from harness.runtime.journal import JournalContent
+from harness.runtime.nodes import GpuBaselines
 from harness.runtime.options import Isolation, Options
 from harness.runtime.plan import Planned, make_tasks
+from harness.runtime.rank_layout import RankLayout
 from harness.runtime.run_folder import RunFolder
 from harness.runtime.starters import Starter
 from harness.runtime.supervisor import Supervised, Supervisor
 from harness.runtime.task import Task
+
+INTERRUPTED = "the run was interrupted while it ran"
+"""Why an attempt ended that a signal to the run took down."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,7 +35,8 @@ class Executed:
     Attributes:
         started_at: UTC, ISO 8601.
         shared_with: Scenarios that ran before in the same processes, which a fault retires.
-        interrupted: The run was asked to stop; this is no evidence about the scenario.
+        cut_short: Why the run took it down before its end, such as a signal or a lost node, so that
+            it is no evidence about the scenario; None when it came to its own end.
         core_dumps: CUDA core dumps of its ranks.
         lost: Why nothing can run after this attempt, None when the run can go on.
     """
@@ -41,7 +48,7 @@ class Executed:
     isolation: Isolation
     notes: tuple[NoteEvidence, ...] = ()
     shared_with: tuple[Planned, ...] = ()
-    interrupted: bool = False
+    cut_short: str | None = None
     core_dumps: tuple[CoreDump, ...] = ()
     lost: str | None = None
 
@@ -49,6 +56,18 @@ class Executed:
     def clean(self) -> bool:
         """True when every rank wrote its closing line and ended well."""
         return all(rank.completed and rank.exit_code == 0 for rank in self.ranks)
+
+    @property
+    def end(self) -> AttemptEnd:
+        """What of it goes to disk beside the ranks' journals."""
+        return AttemptEnd(
+            ranks=self.ranks,
+            duration_s=self.duration_s,
+            notes=self.notes,
+            shared_with=tuple(item.scenario.id for item in self.shared_with),
+            cut_short=self.cut_short,
+            core_dumps=self.core_dumps,
+        )
 
 
 class Runner(Protocol):
@@ -67,24 +86,29 @@ class Places:
 
     Attributes:
         scratch: Node-local folder for rendezvous files.
+        layout: Where ranks go in a run over several nodes, None on one.
     """
 
     folder: RunFolder
     scratch: Path
     options: Options
-    _num_stores: int = field(default=0)
+    layout: RankLayout | None = None
+    _stores: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     def tasks(self, item: Planned, attempt: int, isolation: Isolation) -> tuple[Task, ...]:
         """Make the attempt's folder and return its tasks, with a rendezvous file of their own."""
-        self._num_stores += 1
-        return make_tasks(
+        folder = self.folder.attempt_folder(item.scenario.id, attempt)
+        begin = AttemptBegin(started_at=utc_now(), isolation=isolation, num_ranks=item.num_ranks)
+        append(folder, begin)
+        tasks = make_tasks(
             item,
             attempt=attempt,
-            folder=self.folder.attempt_folder(item.scenario.id, attempt),
-            store=self.scratch / f"store-{self._num_stores}",
+            folder=folder,
+            store=self.scratch / f"store-{next(self._stores)}",
             isolation=isolation,
             options=self.options,
         )
+        return tasks if self.layout is None else self.layout.place(tasks)
 
     def with_core_dumps(self, done: Executed, tasks: Sequence[Task]) -> Executed:
         """Look at what core dumps the ranks of a faulty attempt left."""
@@ -120,16 +144,18 @@ class FreshRunner:
         """
         tasks = self._places.tasks(item, attempt, "scenario")
         started_at = utc_now()
-        baseline = used_memory() if item.device == "cuda" else ()
+        baseline = GpuBaselines(self._supervisor.nodes) if item.device == "cuda" else None
+        # One for each attempt: it holds the attempt's state, and others may run beside it.
+        supervisor = replace(self._supervisor)
         try:
-            done = self._supervisor.run(
-                tasks, lambda task: self._starter.start("single", task.to_json(), task.local_rank)
+            done = supervisor.run(
+                tasks, lambda task: self._starter.start("single", task.to_json(), task.worker)
             )
         finally:
             drop_store(tasks)
         if not (done.clean or done.interrupted):
             self._starter.check()
-        unclean = unclean_gpus(baseline) if baseline else ()
+        unclean = baseline.unclean() if baseline else ()
         result = executed(done, started_at, "scenario", notes=cleanliness(done, unclean))
         return self._places.with_core_dumps(result, tasks)
 
@@ -148,15 +174,16 @@ def executed(
         duration_s=done.duration_s,
         isolation=isolation,
         notes=notes,
-        interrupted=done.interrupted,
+        cut_short=INTERRUPTED if done.interrupted else done.lost,
+        lost=done.lost,
     )
 
 
 def cleanliness(done: Supervised, unclean: Sequence[str] = ()) -> tuple[NoteEvidence, ...]:
     """Return notes on what was seen of an attempt from outside and what it left behind."""
     stuck = [
-        NoteEvidence(topic="stuck process", text=f"process {pid} survived SIGKILL")
-        for pid in done.stuck
+        NoteEvidence(topic="stuck process", text=f"{process} survived SIGKILL")
+        for process in done.stuck
     ]
     found = (NoteEvidence(topic="unclean GPU", text=text) for text in unclean)
     return (*done.notes, *stuck, *found)

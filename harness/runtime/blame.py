@@ -23,6 +23,9 @@ BUILD_PACKAGES = (
 _TRANSPARENT = ("harness.runtime.collectives.",)
 """Wrappers of ours around what the build calls: their frames are nobody's."""
 
+_CALLERS = ("harness.production.kernel_call.",)
+"""Callers of ours that stand in for the build's: they call one kernel wrapper on its own."""
+
 _RAISE = dis.opmap["RAISE_VARARGS"]
 _COLLECTIVE_ERRORS = {"DistError", "DistBackendError", "DistNetworkError", "DistStoreError"}
 
@@ -63,9 +66,14 @@ def origin_of(error: BaseException) -> str:
     if not known:
         return "harness"
     if known[-1] == "model":
-        on_purpose = "build" in known and _raised_on_purpose(error)
+        called = "build" in known or _called_alone(error)
+        on_purpose = called and _raised_on_purpose(error)
         return "build" if on_purpose else "harness"
     return known[-1]
+
+
+def _called_alone(error: BaseException) -> bool:
+    return any(_module(frame).startswith(_CALLERS) for frame in _frames(error.__traceback__))
 
 
 def _frames(trace: TracebackType | None) -> list[FrameType]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -13,11 +13,16 @@ from harness.evidence.plants import plant
 from harness.layout import Pack
 from harness.production.backend import kernels_installed
 from harness.production.inputs import InputSource
+from harness.production.packs import real_rows
+from harness.record.evidence import Evidence
 from harness.record.result import Phase
 from harness.reference.rows import rows_of_rank
 from harness.reference.site import Site
+from harness.runtime.dumps import dump_records
 from harness.runtime.engine import Stage
 from harness.runtime.inject import for_rank
+from harness.runtime.layout_records import layout_records
+from harness.runtime.state_records import look_before, state_records
 from harness.scenario.rules.lengths import build_pack
 from harness.scenario.spec import MicrobatchSpec, Scenario
 
@@ -57,26 +62,57 @@ def cases(scenario: Scenario) -> Iterator[Case]:
             yield Case(index=index, seed=seed, spec=spec, pack=pack, sources=sources)
 
 
-def begin(stage: Stage, case: Case, cp_rank: int) -> None:
-    """Enter the layout phase of a case with an empty recorder and its planted faults."""
+def begin(stage: Stage, case: Case, cp_rank: int, *, planted: bool = True) -> None:
+    """Enter the layout phase of a case with an empty recorder and its planted faults.
+
+    Args:
+        stage: The rank's stage.
+        case: The coming case.
+        cp_rank: Rank in its context-parallel group, real or logical.
+        planted: Whether faults to plant are planted; a clean run to compare with has none.
+    """
     stage.journal.phase(Phase.LAYOUT)
     stage.recorder.clear()
     task = stage.task
     found = for_rank(task.inject, task.scenario.id, task.global_rank)
-    kinds = tuple(item.kind for item in found if not item.is_process_kind)
+    kinds = tuple(item.kind for item in found if planted and item.strikes(stage.journal.entered))
     plant(stage.recorder, kinds, rows_of_rank(case.pack, cp_rank))
+    look_before(stage)
+    stage.perturbation.aim(stage.recorder, site_of(stage, case, cp_rank))
+    stage.gradients.aim(replace(site_of(stage, case, cp_rank), layer=0))
 
 
-def kernels(stage: Stage, case: Case) -> AbstractContextManager[None]:
-    """Install the scenario's kernels for a case."""
+@contextlib.contextmanager
+def kernels(stage: Stage, case: Case) -> Iterator[None]:
+    """Install the scenario's kernels for a case; at the end say what was broken on purpose."""
     scenario = stage.task.scenario
-    return kernels_installed(
+    installed = kernels_installed(
         scenario.kernels,
         stage.source,
         stage.recorder,
         seed=case.seed,
         overlays=scenario.overlays,
     )
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(installed)
+        if scenario.training.backward:
+            # Inside the perturbation: the build's functions are judged, not what it makes of them.
+            stack.enter_context(stage.gradients.watching())
+        stack.enter_context(stage.perturbation.installed(stage.recorder))
+        try:
+            yield
+        finally:
+            for record in stage.perturbation.evidence(stage.recorder):
+                stage.journal.evidence(record)
+            for seen in stage.gradients.evidence():
+                stage.journal.evidence(seen)
+
+
+def mask_of(case: Case, cp_rank: int) -> torch.Tensor | None:
+    """Mask ``[1, rows]`` of real rows where the microbatch hands one over, else None."""
+    if not case.spec.real_token_mask_q:
+        return None
+    return real_rows(case.pack, cp_rank).unsqueeze(0)
 
 
 def site_of(stage: Stage, case: Case, cp_rank: int, *, layer: int = 1) -> Site:
@@ -103,7 +139,10 @@ def conclude_case(stage: Stage, case: Case, cp_rank: int, keys: Mapping[int, tor
         stage.journal.phase(Phase.COMPARE)
     site = site_of(stage, case, cp_rank)
     subject = Subject(scenario=stage.task.scenario, pack=case.pack, site=site, keys=keys)
-    evidence = list(collect(stage.recorder, subject))
+    evidence: list[Evidence] = list(collect(stage.recorder, subject))
+    evidence += layout_records(stage, case.pack, site)
+    evidence += state_records(stage, case.pack, site)
+    evidence += dump_records(stage, case.pack, evidence)
     stage.journal.phase(Phase.RECORD)
     for record in evidence:
         stage.journal.evidence(record)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -72,16 +72,18 @@ def _counter(text: str) -> int | None:
 
 
 class OomWatch:
-    """The counter of this process's cgroup over one attempt."""
+    """The counter of a node's supervising process over one attempt."""
 
-    def __init__(self, root: Path = Path(os.sep)) -> None:
-        """Read the counter."""
-        self._root = root
-        self._before = oom_kills(root=root)
+    def __init__(
+        self, root: Path = Path(os.sep), *, read: Callable[[], int | None] | None = None
+    ) -> None:
+        """Read the counter, by ``read`` where it is given, else that of this process's cgroup."""
+        self._read = read or (lambda: oom_kills(root=root))
+        self._before = self._read()
 
     def kills(self) -> int:
         """Return by how much the counter rose since; 0 where nothing counts."""
-        after = oom_kills(root=self._root)
+        after = self._read()
         if self._before is None or after is None:
             return 0
         return max(0, after - self._before)

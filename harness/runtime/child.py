@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TextIO
 
 from harness.record.result import Phase
-from harness.runtime import control
+from harness.runtime import control, link
+from harness.runtime.address import address_from_json
 from harness.runtime.blame import exception_evidence
 from harness.runtime.collectives import journaled
 from harness.runtime.coredump import core_dump_environment
@@ -30,7 +31,9 @@ from harness.runtime.inject import PhaseInjector, for_rank
 from harness.runtime.journal import EXCEPTION, Journal
 from harness.runtime.preload_names import PRELOAD, PRELOAD_TORCH
 from harness.runtime.pyspy import permit_tracing
+from harness.runtime.rendezvous import open_store
 from harness.runtime.stack_timer import StackTimer
+from harness.runtime.storage import STORAGE_EXIT, is_storage
 from harness.runtime.task import Task
 
 if TYPE_CHECKING:
@@ -88,26 +91,37 @@ def _import_error(module: str) -> str:
 def run_single(request: str, parent_pid: int) -> NoReturn:
     """Run the one task in ``request`` and end the process: 0, or 1 after an exception."""
     _detach(parent_pid)
-    leave(0 if run_task(Task.from_json(request)) else 1)
+    with _leaving_when_full():
+        leave(0 if run_task(Task.from_json(request)) else 1)
 
 
 def run_member(request: str, parent_pid: int) -> NoReturn:
     """Join the leader at the control socket named in ``request`` and run the tasks it sends.
 
-    The request is ``socket path`` and ``member name``, one a line.
+    The request is ``socket path`` and ``member name``, one a line; on another node than the
+    leader's, its address as JSON and the name.
     """
     _detach(parent_pid)
-    path, name = request.splitlines()
-    channel = control.connect(Path(path), {"member": name})
+    where, name = request.splitlines()
+    channel = meet_leader(where, {"member": name})
     if channel is None:
         leave(1)
     leave(0 if serve(channel) else 1)
 
 
+def meet_leader(where: str, hello: control.Message) -> control.Channel | None:
+    """Connect to the leader at its socket path, or at its address in JSON; None when it is gone."""
+    if not where.startswith("{"):
+        return control.connect(Path(where), hello)
+    joined = link.dial(address_from_json(where), hello)
+    return joined.channel if isinstance(joined, link.Joined) else None
+
+
 def serve(channel: control.Channel) -> bool:
     """Run the tasks that come over ``channel`` until it closes; False after an exception."""
     while (message := channel.receive()) is not None:
-        done = run_task(Task.from_json(message["task"]), last=False)
+        with _leaving_when_full():
+            done = run_task(Task.from_json(message["task"]), last=False)
         channel.send({"done": done})
         if not done:
             return False
@@ -125,9 +139,9 @@ def run_task(task: Task, *, last: bool = True) -> bool:
         True when the closing line of a complete run was written, False after an exception.
     """
     journal = Journal(task.journal, global_rank=task.global_rank)
-    journal.observers.append(
-        PhaseInjector(for_rank(task.inject, task.scenario.id, task.global_rank), journal)
-    )
+    planted = for_rank(task.inject, task.scenario.id, task.global_rank)
+    injector = PhaseInjector(planted, journal)
+    journal.observers.append(injector)
     with _own_output(task), _own_stacks(task, journal):
         try:
             journal.phase(Phase.START)
@@ -146,8 +160,21 @@ def run_task(task: Task, *, last: bool = True) -> bool:
             journal.evidence(exception_evidence(error))
             journal.close(EXCEPTION)
             return False
+        injector.note_unused()
         journal.close()
         return True
+
+
+@contextlib.contextmanager
+def _leaving_when_full() -> Iterator[None]:
+    """End with a status of its own, and no traceback, where the journal cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        if not is_storage(error):
+            raise
+        # Without a flush: what is buffered has nowhere to go.
+        os._exit(STORAGE_EXIT)
 
 
 def leave(code: int) -> NoReturn:
@@ -179,15 +206,16 @@ def _start(task: Task) -> Engine:
         "RANK": str(task.global_rank),
         "LOCAL_RANK": str(task.local_rank),
         "WORLD_SIZE": str(task.world_size),
-        "LOCAL_WORLD_SIZE": str(task.world_size),
+        "LOCAL_WORLD_SIZE": str(task.place.local_world_size or task.world_size),
     }
     if task.device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     elif task.core_dumps:
         task.dumps.mkdir(exist_ok=True)
         os.environ |= core_dump_environment(task.dumps, os.environ)
-    # One host: a name that resolves to nothing, or slowly, must not decide over a rendezvous.
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    if task.place.interface:
+        # A host name that resolves to nothing, or slowly, must not decide over a rendezvous.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", task.place.interface)
     import torch
 
     torch.set_num_threads(task.num_threads)
@@ -217,7 +245,7 @@ def _rendezvous(task: Task) -> None:
     if not dist.is_initialized():
         dist.init_process_group(
             backend="cpu:gloo,cuda:nccl" if task.device == "cuda" else "gloo",
-            store=dist.FileStore(task.store, task.world_size),
+            store=open_store(task),
             rank=task.global_rank,
             world_size=task.world_size,
             timeout=timedelta(seconds=task.limits.collective_s),
@@ -251,7 +279,8 @@ def _own_output(task: Task) -> Iterator[None]:
         yield
     finally:
         for number, old in saved:
-            _flush(number)
+            with contextlib.suppress(OSError):
+                _flush(number)
             os.dup2(old, number)
             os.close(old)
 

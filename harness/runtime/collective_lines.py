@@ -4,6 +4,8 @@
 {"t": 812.4, "e": "collective", "n": 7, "group": "1", "seq": 3, "op": "all_gather", ...}
 {"t": 812.5, "e": "returned", "n": 7}
 {"t": 812.5, "e": "returned", "n": 8, "error": "RuntimeError"}
+{"t": 812.6, "e": "waiting", "n": 9}
+{"t": 812.7, "e": "completed", "n": 9}
 """
 
 from __future__ import annotations
@@ -19,6 +21,12 @@ CALL = "collective"
 """Event just before a call."""
 END = "returned"
 """Event just after it."""
+WAIT = "waiting"
+"""Event before the wait for an asynchronous call."""
+DONE = "completed"
+"""Event after that wait."""
+EVENTS = frozenset({GROUP, CALL, END, WAIT, DONE})
+"""All of them."""
 
 
 class CallReading:
@@ -40,9 +48,9 @@ class CallReading:
                 self._groups[item["name"]] = {"label": str(item["label"]), "ranks": ranks}
             case "collective":
                 self._calls[int(item["n"])] = self._call(item)
-            case "returned":
+            case "returned" | "waiting" | "completed" as end:
                 error = item.get("error")
-                end = f"raised {error}" if error else "returned"
+                end = f"raised {error}" if error else end
                 number = int(item["n"])
                 self._calls[number] = replace(self._calls[number], end=end)
 

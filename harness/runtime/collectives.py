@@ -15,7 +15,7 @@ import itertools
 import json
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -28,6 +28,7 @@ from harness.runtime.collective_entries import (
     Reader,
 )
 from harness.runtime.collective_lines import CALL, END, GROUP
+from harness.runtime.collective_waits import Waits, wrapped_wait
 
 if TYPE_CHECKING:
     from harness.record.result import Phase
@@ -52,6 +53,10 @@ _originals: dict[tuple[str, str], Function] = {}
 """(module, attribute) to the function it held before it was wrapped."""
 _wrappers: dict[int, Function] = {}
 """Identity of an original function to its wrapper."""
+_rebound: list[str] = []
+"""Name of the youngest module whose early references are bound again, if any."""
+_original_wait: Function | None = None
+"""``Work.wait`` before it was wrapped."""
 
 
 class _Facts(NamedTuple):
@@ -93,6 +98,8 @@ class Recorder:
         """
         self._journal = journal
         self._cuda = device == "cuda"
+        # Waiting for an operation on GPU tensors only orders streams, and says nothing.
+        self.waits = None if self._cuda else Waits(journal)
         self._numbers = itertools.count()
         self._sequences: dict[tuple[str, str, int | None], int] = {}
         self._groups: dict[tuple[str, int], tuple[int, ...]] = {}
@@ -268,6 +275,8 @@ def _wrapped(entry: Entry, original: Function) -> Function:
             raise
         _active.inside = False
         recorder.leave(number, None)
+        if recorder.waits is not None:
+            recorder.waits.expect(result, number)
         return result
 
     return call
@@ -305,7 +314,34 @@ def install() -> None:
             _wrappers[id(current)] = _wrapped(entry, current)
         _originals[key] = current
         setattr(module, entry.name, _wrappers[id(current)])
-    _rebind({id(original): _wrappers[id(original)] for original in _originals.values()})
+        _rebound.clear()
+    _install_wait()
+    youngest = next(reversed(sys.modules))
+    replacements = {id(original): _wrappers[id(original)] for original in _originals.values()}
+    _rebind(replacements, _younger_modules() if _rebound else tuple(sys.modules))
+    _rebound[:] = [youngest]
+
+
+def _younger_modules() -> tuple[str, ...]:
+    """Names of modules imported since the last time; a forked child looks at those alone.
+
+    Reading the others' attributes would copy most pages of what the forkserver imported.
+    """
+    return tuple(itertools.takewhile(lambda name: name != _rebound[0], reversed(sys.modules)))
+
+
+def _install_wait() -> None:
+    import torch.distributed as dist
+
+    global _original_wait
+    work: Any = dist.Work
+    if _original_wait is None:
+        _original_wait = work.wait
+        work.wait = wrapped_wait(work.wait, _current_waits)
+
+
+def _current_waits() -> Waits | None:
+    return None if _recorder is None or _active.inside else _recorder.waits
 
 
 def _install_late(phase: Phase) -> None:
@@ -318,13 +354,26 @@ def uninstall() -> None:
     """Put everything back, for processes that go on with something else."""
     for (name, attribute), original in _originals.items():
         setattr(sys.modules[name], attribute, original)
-    _rebind({id(_wrappers[id(o)]): o for o in _originals.values()})
+    _rebind({id(_wrappers[id(o)]): o for o in _originals.values()}, tuple(sys.modules))
     _originals.clear()
     _wrappers.clear()
+    _rebound.clear()
+    _uninstall_wait()
 
 
-def _rebind(replacements: dict[int, Function]) -> None:
-    for name, module in list(sys.modules.items()):
+def _uninstall_wait() -> None:
+    import torch.distributed as dist
+
+    global _original_wait
+    if _original_wait is not None:
+        work: Any = dist.Work
+        work.wait = _original_wait
+        _original_wait = None
+
+
+def _rebind(replacements: dict[int, Function], names: Iterable[str]) -> None:
+    for name in names:
+        module = sys.modules.get(name)
         if module is None or name.partition(".")[0] not in BUILD_PACKAGES:
             continue
         for attribute, value in list(vars(module).items()):

@@ -21,7 +21,7 @@ import struct
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from harness.runtime.world import World
 
@@ -60,7 +60,8 @@ def control_folder() -> Path:
 
 def control_path(world: World) -> Path:
     """Return the control socket of this worker's node and launcher process."""
-    parent = os.getppid()
+    # Under a tool that wraps the worker, the launcher is not the parent.
+    parent = int(os.environ.get("DSA_HARNESS_LAUNCHER_PID") or os.getppid())
     shared = (parent, _start_time(parent), _pid_namespace(), world.run_id, world.restart_count)
     digest = hashlib.sha256(repr(shared).encode()).hexdigest()[:16]
     return control_folder() / f"{digest}.sock"
@@ -125,10 +126,25 @@ class Channel:
         self.closed = not data
         self._buffer += data
 
+    def finish(self) -> None:
+        """Say that this end sends nothing more; what the other sends can still be received."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+
     def close(self) -> None:
         """Close this end."""
         self.closed = True
         self._socket.close()
+
+
+class Meeting(Protocol):
+    """Where processes that the leader had started meet it again."""
+
+    def invitation(self, name: str, worker: int) -> str:
+        """Return the request by which ``run_member`` finds the way."""
+
+    def expect(self, hello: Message, timeout_s: float) -> Channel | None:
+        """Return the channel of the peer whose first message equals ``hello``, None in time-out."""
 
 
 class ControlServer:
@@ -156,6 +172,10 @@ class ControlServer:
     def fileno(self) -> int:
         """Return the descriptor that is readable when somebody connects."""
         return self._listener.fileno()
+
+    def invitation(self, name: str, worker: int) -> str:
+        """Return the request by which a process of this node finds this socket."""
+        return f"{self.path}\n{name}"
 
     def expect(self, hello: Message, timeout_s: float) -> Channel | None:
         """Return the channel of the peer whose first message equals ``hello``, None in time-out."""

@@ -176,15 +176,24 @@ def collect(folder: Path, run_folder: Path, ranks: Sequence[RankOutcome]) -> tup
     Args:
         folder: Where dumps were sent.
         run_folder: Paths in the records are relative to it.
-        ranks: Told by the process ids in the file names.
+        ranks: Told by the process ids in the file names, and where two hosts use one, by the host.
     """
-    by_pid = {rank.pid: rank.global_rank for rank in ranks if rank.pid is not None}
-    files = [path for path in folder.glob(f"{FILE_PREFIX}.*") if _pid(path.name) in by_pid]
-    files.sort(key=lambda path: path.stat().st_mtime)
+    found = [(path, _owner(path.name, ranks)) for path in folder.glob(f"{FILE_PREFIX}.*")]
+    owned = [(path, rank) for path, rank in found if rank is not None]
+    owned.sort(key=lambda pair: pair[0].stat().st_mtime)
     return tuple(
-        replace(inspect(path, run_folder), global_rank=by_pid[_pid(path.name)])
-        for path in files[:MOST_DUMPS]
+        replace(inspect(path, run_folder), global_rank=rank) for path, rank in owned[:MOST_DUMPS]
     )
+
+
+def _owner(name: str, ranks: Sequence[RankOutcome]) -> int | None:
+    """Return the rank that a dump is of, None for one of another process."""
+    pid = _pid(name)
+    owners = [rank for rank in ranks if rank.pid == pid] if pid else []
+    if len(owners) > 1:
+        host = ".".join(name.split(".")[1:-2])
+        owners = [rank for rank in owners if rank.host.partition("#")[0] == host]
+    return owners[0].global_rank if owners else None
 
 
 def _pid(name: str) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -13,9 +13,12 @@ import torch
 from harness.evidence.windows import watch_windows
 from harness.overlays import OVERLAYS, OverlayRefusedError
 from harness.production.backend import CUDA_BRANCHES, KernelSource, kernel_source
+from harness.production.diagnostics import messages_kept
 from harness.production.errors import CapabilityMissingError
 from harness.production.hooks import installed
 from harness.production.locate import MegatronBuild, activate, find_build
+from harness.production.autograd import GradientWatch
+from harness.production.perturb import Perturbation
 from harness.production.probes import build_facts
 from harness.production.recorder import Recorder
 from harness.production.shims import host_shims
@@ -24,6 +27,8 @@ from harness.record.result import FactValue, Phase, Proof
 from harness.runtime.journal import Journal
 from harness.runtime.judge import MISSING_CAPABILITY, PROOF
 from harness.runtime.task import Task
+from harness.runtime.watched import Watched
+from harness.scenario.collectors import chosen
 from harness.scenario.known import VERSIONED, fact_disagreements
 
 
@@ -46,7 +51,15 @@ def execute(task: Task, journal: Journal) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stage:
-    """What a level needs to run a scenario on this rank."""
+    """What a level needs to run a scenario on this rank.
+
+    Attributes:
+        evidence: Optional collectors that run, names of ``harness.scenario.collectors``.
+        watched: What the collectors look at between cases.
+        perturbation: Breaks a fact of the production call, where the scenario asks for it.
+        gradients: Counts what the build's autograd functions return from backward.
+        facts: Probed facts of the build and the kernels, as the proof holds them.
+    """
 
     task: Task
     journal: Journal
@@ -55,6 +68,11 @@ class Stage:
     source: KernelSource
     provider: Any
     provider_name: str
+    evidence: frozenset[str] = frozenset()
+    watched: Watched = field(default_factory=Watched)
+    perturbation: Perturbation = field(default_factory=Perturbation)
+    gradients: GradientWatch = field(default_factory=GradientWatch)
+    facts: dict[str, FactValue] = field(default_factory=dict)
 
 
 def _execute(task: Task, journal: Journal) -> None:
@@ -83,15 +101,18 @@ def _stage(task: Task, journal: Journal, build: MegatronBuild) -> Iterator[Stage
             shims = stack.enter_context(host_shims())
         if source.modelled:
             shims = (*shims, CUDA_BRANCHES)
-        stack.enter_context(installed(recorder, build.version))
         facts = _facts(task, build, source)
+        stack.enter_context(installed(recorder, build.version, facts))
+        stack.enter_context(messages_kept(recorder))
         for name in task.scenario.overlays:
             OVERLAYS[name].overlay.check(facts)
+        evidence = chosen(task.evidence, task.scenario)
         proof = Proof(
             kernels=source.kernels,
             provider="none" if task.scenario.level == "scorer" else provider_name,
             shims=shims,
             overlays=task.scenario.overlays,
+            evidence=evidence,
             facts=facts,
         )
         journal.fact(PROOF, proof)
@@ -106,6 +127,9 @@ def _stage(task: Task, journal: Journal, build: MegatronBuild) -> Iterator[Stage
             source=source,
             provider=provider,
             provider_name=provider_name,
+            evidence=frozenset(evidence),
+            perturbation=Perturbation(spec=task.scenario.perturb),
+            facts=facts,
         )
 
 

@@ -6,7 +6,7 @@ import signal as signals
 from collections.abc import Sequence
 
 from harness.record.collective import CollectiveFinding, CollectiveKind
-from harness.record.result import FaultReport, Phase, RankOutcome
+from harness.record.result import SCENARIO_PHASES, FaultReport, Phase, RankOutcome
 from harness.record.verdict import Verdict
 from harness.runtime.cuda_errors import HARDWARE_ERRORS, MEMORY_ERRORS, STICKY_ERRORS
 
@@ -17,8 +17,8 @@ def first_fault(
     """Return the first fault among the ranks, None when every rank completed.
 
     On one host the earliest cause wins. Across hosts clocks do not compare, so the class of cause
-    decides: address fault, exception, signal or early exit, deadline, and last the echo of another
-    rank's end inside a collective.
+    decides: address fault, exception, signal or early exit, deadline, lost node, and last the echo
+    of another rank's end inside a collective.
 
     Args:
         ranks: How each rank ended.
@@ -32,6 +32,8 @@ def first_fault(
     one_host = len({rank.host for rank in ranks}) <= 1
     first = min(faulty, key=lambda rank: _order(rank, one_host))
     verdict, sentence = _describe(first)
+    if _cause(first) == "node":
+        collective = None  # ranks that vanished part company with everybody
     if collective is not None:
         named = _named(first, ranks, collective)
         if named is first:
@@ -66,6 +68,8 @@ def _cause(rank: RankOutcome) -> str | None:
         if rank.exception.address_fault is not None or _is_cuda_memory_error(rank):
             return "address"
         return "echo" if rank.exception.in_collective else "exception"
+    if rank.node_lost is not None:
+        return "node"
     if rank.process_state in ("T", "t"):
         return "stopped"
     if rank.ended_by_harness:
@@ -77,7 +81,17 @@ def _cause(rank: RankOutcome) -> str | None:
     return None
 
 
-_CLASS_ORDER = ("address", "exception", "signal", "exit", "stopped", "deadline", "echo", "victim")
+_CLASS_ORDER = (
+    "address",
+    "exception",
+    "signal",
+    "exit",
+    "stopped",
+    "deadline",
+    "node",
+    "echo",
+    "victim",
+)
 
 
 _FOLLOWERS = ("deadline", "echo", "victim")
@@ -123,15 +137,26 @@ def _place(rank: RankOutcome) -> str:
 def _verdict(rank: RankOutcome) -> tuple[Verdict, str]:
     if rank.exception is not None:
         return _exception_verdict(rank)
+    if rank.node_lost is not None:
+        return Verdict.INFRASTRUCTURE, rank.node_lost
     if rank.process_state in ("T", "t"):
         return Verdict.HANG, f"process was stopped (state {rank.process_state})"
     if rank.deadline is not None:
-        return Verdict.HANG, f"did not finish within the limit of phase {rank.deadline}"
+        return (
+            Verdict.HANG,
+            f"did not finish within the limit of phase {rank.deadline}{_remedy(rank)}",
+        )
     if rank.signal == signals.SIGKILL and rank.oom_kills:
         return Verdict.OUT_OF_MEMORY, "ended by the kernel's out-of-memory killer (SIGKILL)"
     if rank.signal is not None:
         return Verdict.CRASH, f"ended by signal {_signal_name(rank.signal)}"
     return Verdict.CRASH, f"exited with status {rank.exit_code} before its closing journal line"
+
+
+def _remedy(rank: RankOutcome) -> str:
+    """What a user can set where a rank may only have been slow."""
+    in_scenario = rank.deadline in SCENARIO_PHASES
+    return " (raise limits.time_s of the scenario if it is only slow)" if in_scenario else ""
 
 
 def _exception_verdict(rank: RankOutcome) -> tuple[Verdict, str]:

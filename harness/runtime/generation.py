@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from harness.runtime.attempts import Executed, Places, cleanliness, drop_store, executed, utc_now
-from harness.runtime.control import Channel, ControlServer
-from harness.runtime.devices import unclean_gpus, used_memory
+from harness.runtime.control import Channel, Meeting
 from harness.runtime.limits import JOIN_S, KILL_S
+from harness.runtime.nodes import GpuBaselines, Node
 from harness.runtime.plan import Planned
-from harness.runtime.processes import RankProcess, kill_sessions, wait_ended
+from harness.runtime.processes import RankProcess, wait_ended
 from harness.runtime.starters import Starter
-from harness.runtime.supervisor import Supervisor
+from harness.runtime.supervisor import Supervisor, end_sessions
 from harness.runtime.task import Task
 
 RETIRE_S = 5.0
@@ -29,6 +29,21 @@ class Member:
         self.channel = channel
         self._done: bool | None = None
         self.pid = process.pid
+
+    @property
+    def node(self) -> Node:
+        """Node of its process."""
+        return self._process.node
+
+    @property
+    def lost(self) -> str | None:
+        """Why nobody knows how its process ended."""
+        return self._process.lost
+
+    @property
+    def ended_s(self) -> float | None:
+        """When the end of its process was seen."""
+        return self._process.ended_s
 
     def give(self, task: Task) -> Member:
         """Hand over the next task and follow it."""
@@ -66,7 +81,7 @@ class SharedRunner:
     """Keeps a generation for as long as scenarios fit it and none faults."""
 
     def __init__(
-        self, places: Places, starter: Starter, supervisor: Supervisor, server: ControlServer
+        self, places: Places, starter: Starter, supervisor: Supervisor, server: Meeting
     ) -> None:
         self._places = places
         self._starter = starter
@@ -77,13 +92,14 @@ class SharedRunner:
         self._members: list[Member] = []
         self._store: Sequence[Task] = ()
         self._before: list[Planned] = []
-        self._baseline: tuple[int, ...] = ()
+        self._baseline: GpuBaselines | None = None
 
     def run(self, item: Planned, attempt: int) -> Executed:
         """Execute one attempt in the present generation, or in a new one where it does not fit."""
         if not self._members or item.group_key != self._key:
             self.close()
-            self._baseline = used_memory() if item.device == "cuda" else ()
+            on_gpu = item.device == "cuda"
+            self._baseline = GpuBaselines(self._supervisor.nodes) if on_gpu else None
             self._key = item.group_key
         tasks = self._places.tasks(item, attempt, "group")
         started_at = utc_now()
@@ -91,7 +107,7 @@ class SharedRunner:
             self._store = tasks
             self._begin(tasks)
         done = self._supervisor.run(
-            tasks, lambda task: self._members[task.local_rank].give(task), keep=True
+            tasks, lambda task: self._members[task.global_rank].give(task), keep=True
         )
         before = tuple(self._before)
         self._before.append(item)
@@ -101,15 +117,17 @@ class SharedRunner:
         self._forget()
         if not done.interrupted:
             self._starter.check()
-        notes = cleanliness(done, unclean_gpus(self._baseline) if self._baseline else ())
+        notes = cleanliness(done, self._baseline.unclean() if self._baseline else ())
         result = executed(done, started_at, "group", notes=notes)
         return replace(self._places.with_core_dumps(result, tasks), shared_with=before)
 
     def _begin(self, tasks: Sequence[Task]) -> None:
         self._number += 1
-        names = [f"{self._number}-{task.local_rank}" for task in tasks]
+        names = [f"{self._number}-{task.global_rank}" for task in tasks]
         processes = [
-            self._starter.start("member", f"{self._server.path}\n{name}", task.local_rank)
+            self._starter.start(
+                "member", self._server.invitation(name, task.worker), task.worker
+            )
             for name, task in zip(names, tasks, strict=True)
         ]
         self._members = [
@@ -131,8 +149,7 @@ class SharedRunner:
             if member.channel is not None:
                 member.channel.close()
         if not wait_ended(self._members, RETIRE_S):
-            alive = [member.pid for member in self._members if member.alive()]
-            kill_sessions(alive, [], KILL_S)
+            end_sessions(self._members, KILL_S)
             wait_ended(self._members, KILL_S)
         for member in self._members:
             member.close()

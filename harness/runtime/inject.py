@@ -11,9 +11,10 @@ import re
 import resource
 import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
+from harness.record.evidence import NoteEvidence
 from harness.record.result import Phase
 from harness.runtime.journal import Journal
 
@@ -38,9 +39,40 @@ SELECTION_KINDS = (
     "duplicate_index",
     "unfused_path",
     "wrong_value",
+    "slight_value",
     "wrong_gradient",
+    "wrong_loss_group",
+    "lost_gradient",
+    "clamped_slots",
+    "stale_memo",
+    "double_build",
+    "second_diagnostic",
+    "host_read",
+    "group_left",
+    "config_left",
+    "second_launch",
+    "chunk_picks",
 )
 """Kinds that change the selection, the output or a gradient; the engine applies them."""
+
+_MADE_IN = {
+    "wrong_index": Phase.SELECT,
+    "past_limit": Phase.SELECT,
+    "neighbour_sequence": Phase.SELECT,
+    "duplicate_index": Phase.SELECT,
+    "unfused_path": Phase.SCORE,
+    "wrong_value": Phase.ATTEND,
+    "slight_value": Phase.ATTEND,
+    "wrong_gradient": Phase.BACKWARD,
+    "wrong_loss_group": Phase.BACKWARD,
+    "lost_gradient": Phase.BACKWARD,
+    "clamped_slots": Phase.ATTEND,
+}
+"""Phase in which the value is made that a kind changes; kinds that are not here strike always."""
+_ORDER = {phase: place for place, phase in enumerate(Phase)}
+
+NEVER_STRUCK = "injection that never struck"
+"""Topic of the note on a fault whose phase the rank never entered."""
 
 OOM_BUDGET_BYTES = 256 * 2**20
 """Address space left to the rank before ``oom`` asks for four times as much."""
@@ -74,6 +106,20 @@ class Injection:
     def is_process_kind(self) -> bool:
         """True when the runtime carries it out, False when the engine does."""
         return self.kind in PROCESS_KINDS
+
+    def strikes(self, entered: Collection[Phase]) -> bool:
+        """Tell whether the engine plants it in the case (microbatch and seed) about to run.
+
+        From the named phase on: in a phase before the value is made, in this case already; in a
+        later one, from the case on that follows the first to have come to it.
+
+        Args:
+            entered: Phases that the rank entered so far.
+        """
+        if self.is_process_kind:
+            return False
+        made_in = _MADE_IN.get(self.kind, Phase.RECORD)
+        return _ORDER[self.phase] <= _ORDER[made_in] or self.phase in entered
 
     def __str__(self) -> str:
         """The spelling ``--inject`` takes."""
@@ -133,6 +179,12 @@ class PhaseInjector:
         for item in now:
             self._journal.fact("injecting", str(item))
             _ACTIONS[item.kind](self._journal)
+
+    def note_unused(self) -> None:
+        """Note what never came to be carried out: the run is healthier than it was meant to be."""
+        for item in self._due:
+            text = f"{item}: the rank never entered phase {item.phase}"
+            self._journal.evidence(NoteEvidence(topic=NEVER_STRUCK, text=text))
 
 
 def _exception(journal: Journal) -> None:

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from harness.record.evidence import NoteEvidence
 from harness.record.result import RankOutcome
-from harness.runtime.attempts import Executed, Places, utc_now
+from harness.runtime.attempts import INTERRUPTED, Executed, Places, utc_now
 from harness.runtime.child import run_task
 from harness.runtime.control import Channel, ControlServer
 from harness.runtime.journal import JournalContent, read_journal
@@ -48,7 +48,10 @@ class InlineRunner:
         for local_rank in range(1, num_workers):
             channel = server.expect({"worker": local_rank}, JOIN_S)
             if channel is None:
-                raise SpawnerError(f"worker {local_rank} did not come within {JOIN_S:.0f} s")
+                raise SpawnerError(
+                    f"worker {local_rank} did not come within {JOIN_S:.0f} s; see its own messages "
+                    "above, or start again on a machine that is less busy"
+                )
             channel.send({"do": "run"})
             self._channels[local_rank] = channel
 
@@ -71,6 +74,7 @@ class InlineRunner:
         )
         ranks = _with_victims(ranks)
         bad = [rank.global_rank for rank in ranks if not rank.completed]
+        cut_short = INTERRUPTED if self._stop() and not _raised(ranks) else None
         return Executed(
             ranks=ranks,
             journals=journals,
@@ -78,8 +82,10 @@ class InlineRunner:
             duration_s=time.monotonic() - started_s,
             isolation="none",
             notes=(_NOTE,),
-            interrupted=self._stop() and not _raised(ranks),
-            lost=f"isolation none: rank {bad[0]} of {item.scenario.id} failed" if bad else None,
+            cut_short=cut_short,
+            lost=f"isolation none: rank {bad[0]} of {item.scenario.id} failed"
+            if bad and cut_short is None
+            else None,
         )
 
     def _answer(self, local_rank: int, limit: float) -> bool | None:

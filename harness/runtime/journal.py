@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import socket
 import time
 from collections.abc import Callable
@@ -28,7 +29,8 @@ from harness.record.codec import from_jsonable, to_jsonable
 from harness.record.collective import CollectiveCall
 from harness.record.evidence import EVIDENCE_KINDS, Evidence, ExceptionEvidence, kind_of
 from harness.record.result import Phase, PhaseTiming
-from harness.runtime.collective_lines import CallReading
+from harness.runtime.collective_lines import EVENTS, CallReading
+from harness.runtime.storage import StorageError
 
 OK = "ok"
 """Status of a closing line after a scenario that ran to its end."""
@@ -49,6 +51,7 @@ class Journal:
         group: Process group in which an injected ``mismatched_shape`` meets the peers' next
             collective; None is the default group. An engine that builds production groups sets it.
         current: Phase that was entered last.
+        entered: Phases that were entered so far.
     """
 
     def __init__(self, path: str | Path, *, global_rank: int) -> None:
@@ -64,6 +67,7 @@ class Journal:
         self.leaving: list[Callable[[Phase], None]] = []
         self.group: object | None = None
         self.current: Phase | None = None
+        self.entered: set[Phase] = set()
         self._write(
             "open",
             global_rank=global_rank,
@@ -86,7 +90,9 @@ class Journal:
         data = f'{{"t": {time.monotonic():.6f}, {fields}}}\n'.encode()
         written = os.write(self._descriptor, data)
         if written != len(data):
-            raise OSError(f"journal line cut at {written} of {len(data)} bytes; is the disk full?")
+            raise StorageError(
+                f"journal line cut at {written} of {len(data)} bytes; is the disk full?"
+            )
 
     def phase(self, phase: Phase) -> None:
         """Write that ``phase`` is about to start, then tell the observers."""
@@ -95,6 +101,7 @@ class Journal:
                 look(self.current)
         self._write("phase", phase=phase.value)
         self.current = phase
+        self.entered.add(phase)
         for observer in self.observers:
             observer(phase)
 
@@ -116,7 +123,9 @@ class Journal:
 
     def close(self, status: str = OK) -> None:
         """Write the closing line and close the file."""
-        self._write("end", status=status)
+        # Linux counts in KiB; a killed rank leaves no closing line and so no figure.
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        self._write("end", status=status, peak_rss_bytes=peak)
         os.close(self._descriptor)
         self._descriptor = -1
 
@@ -143,6 +152,7 @@ class JournalContent:
         last_line: Last whole line, verbatim and shortened.
         last_s: Time of the last whole line.
         num_broken: Lines that could not be read: a cut last line, or what a full disk left.
+        peak_rss_bytes: Largest resident memory of the process up to its closing line.
     """
 
     global_rank: int
@@ -156,6 +166,7 @@ class JournalContent:
     last_line: str = ""
     last_s: float | None = None
     num_broken: int = 0
+    peak_rss_bytes: int | None = None
 
     @property
     def completed(self) -> bool:
@@ -209,10 +220,11 @@ class _Reading:
                 self.entries.append(Entry(time_s=time_s, phase=phase, record=record))
             case "fact":
                 self.facts[item["name"]] = item["value"]
-            case "group" | "collective" | "returned":
+            case event if event in EVENTS:
                 self.calls.take(item)
             case "end":
                 self.fields["status"] = item["status"]
+                self.fields["peak_rss_bytes"] = item.get("peak_rss_bytes")
                 self.end_s = time_s
         self.fields["last_s"] = time_s
         self.fields["last_line"] = line[:_SHOWN].decode(errors="replace")

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from itertools import product
 
 from harness.record.codec import from_jsonable, to_jsonable
+from harness.record.deviation import Deviation
 from harness.record.evidence import (
     BehaviourEvidence,
     CallEvidence,
@@ -20,13 +21,26 @@ from harness.record.evidence import (
     ValueEvidence,
     WindowEvidence,
 )
+from harness.record.copies import CopyEvidence
+from harness.record.graphs import GraphEvidence
+from harness.record.launches import LaunchEvidence
+from harness.record.memo import MemoEvidence
+from harness.record.autograd import AutogradEvidence
+from harness.record.perturb import PerturbEvidence
+from harness.record.rates import verdict_rates
 from harness.record.result import Attempt, FactValue, Proof, RankOutcome, ScenarioResult
+from harness.record.state import StateEvidence
+from harness.record.transfers import TransferEvidence
 from harness.record.verdict import Outcome, Verdict, primary
 from harness.runtime.collective_order import disagreement
+from harness.runtime.deciding import deciding
 from harness.runtime.first_fault import first_fault
 from harness.runtime.journal import JournalContent
+from harness.runtime.judge_collected import collected_deviations
+from harness.runtime.judge_memo import memo_deviations
+from harness.runtime.judge_path import path_deviations
+from harness.runtime.judge_perturb import perturb_deviations, perturbed_fault, wanted_verdict
 from harness.scenario.known import VERSIONED, EffectiveBuild, matching_rule, rule_holds
-from harness.scenario.rules.expectations import right_plan
 from harness.scenario.spec import Scenario
 
 PROOF = "proof"
@@ -53,7 +67,11 @@ def judge_attempt(
     paths = _all(PathEvidence, journals)
     layouts = _all(LayoutEvidence, journals)
     values = _all(ValueEvidence, journals)
+    memos = _all(MemoEvidence, journals)
+    autograd = _all(AutogradEvidence, journals)
+    deviations: tuple[Deviation, ...] = ()
     fault = first_fault(ranks, disagreement(journals))
+    fault = perturbed_fault(scenario, fault, ranks, journals)
     missing = _missing_capability(notes)
     verdicts: set[Verdict] = set()
     if fault is not None:
@@ -61,7 +79,8 @@ def judge_attempt(
     elif missing is not None:
         verdicts.add(Verdict.NOT_RUN)
     else:
-        verdicts |= _path_verdicts(scenario, paths, journals)
+        deviations = _deviations(scenario, journals, memos)
+        verdicts |= {deviation.verdict for deviation in deviations}
         verdicts |= _selection_verdicts(selections)
         verdicts |= {Verdict.WRONG_VALUE for item in layouts if not item.equal}
         verdicts |= {
@@ -69,7 +88,9 @@ def judge_attempt(
             for item in values
             if not item.within
         }
+        verdicts |= {Verdict.WRONG_GRADIENT for item in autograd if not item.right}
         verdicts |= _completeness_verdicts(scenario, selections)
+        verdicts |= _call_verdicts(scenario, values)
     leading = primary(verdicts or {Verdict.PASS})
     return Attempt(
         number=number,
@@ -89,9 +110,27 @@ def judge_attempt(
         layouts=layouts,
         values=values,
         calls=_all(CallEvidence, journals),
+        transfers=_all(TransferEvidence, journals),
+        states=_all(StateEvidence, journals),
+        launches=_all(LaunchEvidence, journals),
+        graphs=_all(GraphEvidence, journals),
+        copies=_all(CopyEvidence, journals),
+        memos=memos,
+        perturbations=_all(PerturbEvidence, journals),
+        autograd=autograd,
+        deviations=deviations,
         notes=notes,
         missing_capability=missing if leading is Verdict.NOT_RUN else None,
     )
+
+
+def _deviations(
+    scenario: Scenario, journals: Sequence[JournalContent], memos: tuple[MemoEvidence, ...]
+) -> tuple[Deviation, ...]:
+    facts = _proof(journals, ()).facts
+    found = path_deviations(scenario, journals, facts) + memo_deviations(scenario, memos)
+    found += collected_deviations(scenario, journals, facts)
+    return found + perturb_deviations(scenario, journals)
 
 
 def _all[T](kind: type[T], journals: Sequence[JournalContent]) -> tuple[T, ...]:
@@ -103,35 +142,6 @@ def _missing_capability(notes: tuple[NoteEvidence, ...]) -> str | None:
         if note.topic == MISSING_CAPABILITY:
             return note.text
     return None
-
-
-def _path_verdicts(
-    scenario: Scenario, paths: tuple[PathEvidence, ...], journals: Sequence[JournalContent]
-) -> set[Verdict]:
-    """Wrong path: none proved on some rank, another plan than expected, or a silent fallback."""
-    if not paths or any(not journal.of(PathEvidence) for journal in journals):
-        return {Verdict.WRONG_PATH}
-    backend = scenario.kernels.dsa_kernel_backend
-    wanted = scenario.expect.plan
-    for path in paths:
-        if path.plan == "unknown" or path.backend != backend:
-            return {Verdict.WRONG_PATH}
-        if wanted is not None and path.plan != wanted:
-            return {Verdict.WRONG_PATH}
-        if backend != "none" and not path.fused and not _fallback_is_right(scenario, path):
-            return {Verdict.WRONG_PATH}
-        expected_calls = scenario.expect.kernel_calls.items()
-        if any(path.calls.get(symbol, 0) != count for symbol, count in expected_calls):
-            return {Verdict.WRONG_PATH}
-    return set()
-
-
-def _fallback_is_right(scenario: Scenario, path: PathEvidence) -> bool:
-    """Whether an unfused scorer is what the scenario, or else its layout, calls for."""
-    wanted = scenario.expect.plan
-    if wanted is None:
-        wanted = right_plan(scenario, scenario.microbatches[path.microbatch]).plan.value
-    return wanted in ("decline", "unfused_bounds")
 
 
 def _selection_verdicts(selections: tuple[SelectionEvidence, ...]) -> set[Verdict]:
@@ -148,15 +158,34 @@ def _selection_verdicts(selections: tuple[SelectionEvidence, ...]) -> set[Verdic
 def _completeness_verdicts(
     scenario: Scenario, selections: tuple[SelectionEvidence, ...]
 ) -> set[Verdict]:
-    """A pass needs the selection of every logical rank, microbatch and seed."""
-    seen = {(s.cp_rank, s.microbatch, s.seed) for s in selections if s.stage == "final"}
+    """A pass needs the selection of every logical rank, layer, microbatch and seed."""
+    if scenario.level == "kernel":
+        return set()
+    tp_size = scenario.parallel.tensor_model_parallel_size
+    seen = {
+        (s.global_rank % tp_size, s.cp_rank, s.layer, s.microbatch, s.seed)
+        for s in selections
+        if s.stage == "final"
+    }
+    layers = range(1, scenario.model.num_layers + 1) if scenario.level == "model" else (1,)
     for microbatch, spec in enumerate(scenario.microbatches):
         cp_size = spec.cp or scenario.parallel.context_parallel_size
         ranks = scenario.logical_cp_ranks if spec.cp is None else range(cp_size)
-        for cp_rank, seed in product(ranks, scenario.values.seeds):
-            if (cp_rank, microbatch, seed) not in seen:
+        for tp_rank, cp_rank, layer, seed in product(
+            range(tp_size), ranks, layers, scenario.values.seeds
+        ):
+            if (tp_rank, cp_rank, layer, microbatch, seed) not in seen:
                 return {Verdict.HARNESS_ERROR}
     return set()
+
+
+def _call_verdicts(scenario: Scenario, values: tuple[ValueEvidence, ...]) -> set[Verdict]:
+    """A pass of a single kernel call needs its results of every microbatch and seed."""
+    if scenario.level != "kernel":
+        return set()
+    seen = {(value.microbatch, value.seed) for value in values}
+    due = product(range(len(scenario.microbatches)), scenario.values.seeds)
+    return set() if seen.issuperset(due) else {Verdict.HARNESS_ERROR}
 
 
 def _proof(journals: Sequence[JournalContent], injected: tuple[str, ...]) -> Proof:
@@ -173,6 +202,7 @@ def _proof(journals: Sequence[JournalContent], injected: tuple[str, ...]) -> Pro
         shims=first.shims,
         overlays=first.overlays,
         injected=injected,
+        evidence=first.evidence,
         facts=facts,
     )
 
@@ -181,7 +211,10 @@ def conclude(
     scenario: Scenario, attempts: tuple[Attempt, ...], *, file: str, rerun: str
 ) -> ScenarioResult:
     """Hold the deciding attempt against what the scenario expects of this build."""
-    outcome, expected, explanation = _outcome(scenario, attempts[-1])
+    decides = deciding(attempts, lambda attempt: _outcome(scenario, attempt)[0])
+    outcome, expected, explanation = _outcome(scenario, decides)
+    rates = verdict_rates(attempts)
+    several = sum(rate.hits for rate in rates.values()) > 1
     return ScenarioResult(
         id=scenario.id,
         content_hash=scenario.content_hash,
@@ -195,6 +228,8 @@ def conclude(
         expected=expected,
         explanation=explanation,
         rerun=rerun,
+        decides=decides.number,
+        rates={str(verdict): rate for verdict, rate in rates.items()} if several else {},
     )
 
 
@@ -216,7 +251,7 @@ def _text(value: FactValue) -> str | None:
 
 
 def _outcome(scenario: Scenario, attempt: Attempt) -> tuple[Outcome, str, str]:
-    wanted = scenario.expect.verdict
+    wanted = wanted_verdict(scenario, attempt.proof.facts)
     if attempt.verdict is Verdict.NOT_RUN:
         return Outcome.NOT_RUN, str(wanted), f"missing {attempt.missing_capability}"
     rule = matching_rule(scenario.known, effective_build(attempt))
@@ -237,4 +272,7 @@ def _outcome(scenario: Scenario, attempt: Attempt) -> tuple[Outcome, str, str]:
 def _unexpected(attempt: Attempt) -> str:
     if attempt.fault is not None:
         return attempt.fault.cause
-    return ", ".join(str(verdict) for verdict in (attempt.verdict, *attempt.secondary))
+    verdicts = ", ".join(str(verdict) for verdict in (attempt.verdict, *attempt.secondary))
+    if not attempt.deviations:
+        return verdicts
+    return f"{verdicts}: {attempt.deviations[0].text}"

@@ -2,38 +2,69 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 
-from harness.evidence.training import TrainedCall, training_values
+from harness.evidence.case_values import CaseValues
+from harness.evidence.indexer_parameters import parameter_names
+from harness.evidence.logged import logged_value
+from harness.evidence.sharing import observe_layer, watch_shared_picks
+from harness.evidence.trained_call import TrainedCall, grad_or_zero
+from harness.evidence.training import training_values
 from harness.kernels.wrapping import unwrap
 from harness.production.backend import as_production
 from harness.production.config import transformer_config
-from harness.production.groups import Groups, gather_rows, model_parallel
-from harness.production.model import absorbed_linear, build_model, run_model, token_inputs
-from harness.production.packs import to_packed_order
+from harness.production.groups import Groups, gather_rows, gather_shards, sum_over_ranks
+from harness.production.indexer_log import clear_log, logged_loss, logs_loss
+from harness.production.model import absorbed_linear, build_model, run_model
+from harness.production.packs import real_rows, to_packed_order
 from harness.record.evidence import NoteEvidence
 from harness.record.result import Phase
-from harness.runtime.cases import Case, begin, cases, conclude_case, kernels, site_of
+from harness.reference.expected import Expected
+from harness.runtime.cases import Case, begin, cases, conclude_case, kernels, mask_of, site_of
 from harness.runtime.engine import Stage
+from harness.runtime.launches import Launch, further_evidence
+from harness.runtime.model_run import ModelRun, forward_loss
+from harness.runtime.model_step import Alone, run_step
+from harness.runtime.twins import Role, run_with_twins
 
 LOSS = "language model loss"
 """Topic of the note that holds a case's mean token loss over the group."""
 
+WHOLE = 0
+"""Layer of values that belong to the whole model."""
+
 
 def run_model_level(stage: Stage) -> None:
-    """Run every case through one model."""
+    """Run every case through one model, and again where the scenario compares."""
+    with absorbed_linear(stage.provider_name):
+        run_with_twins(stage, run_model_cases)
+
+
+def run_model_cases(stage: Stage, groups: Groups, role: Role) -> Iterator[tuple[Case, CaseValues]]:
+    """Run the cases in order; see ``harness.runtime.twins.Runner``."""
     scenario = stage.task.scenario
     config = transformer_config(scenario, modelled=stage.source.modelled)
-    with model_parallel(scenario.parallel) as groups, absorbed_linear(stage.provider_name):
-        model = build_model(scenario, config, stage.provider)
-        # Megatron's own autograd functions hand on plain tensors, so they are dressed again here.
-        stage.recorder.dressers["attention"] = _as_production(stage)
-        for case in cases(scenario):
-            begin(stage, case, groups.cp_rank)
-            _run_case(stage, case, groups, model)
+    model = build_model(scenario, config, stage.provider)
+    run = ModelRun(stage=stage, groups=groups, role=role, model=model)
+    # Megatron's own autograd functions hand on plain tensors, so they are dressed again here.
+    stage.recorder.dressers["attention"] = _as_production(stage)
+    watch_shared_picks(stage.recorder)
+    if role.main:
+        stage.watched.module, stage.watched.config = model, config
+    alone: list[Alone] = []
+    for case in cases(scenario):
+        begin(stage, case, groups.cp_rank, planted=role.planted)
+        values = CaseValues()
+        alone.append(_run_case(run, case, values))
+        yield case, values
+        if case.index == len(scenario.microbatches) - 1:
+            if role.judged:
+                run_step(run, alone)
+            alone = []
 
 
 def _as_production(stage: Stage) -> Callable[[str, Any], Any]:
@@ -46,72 +77,158 @@ def _as_production(stage: Stage) -> Callable[[str, Any], Any]:
     return dress
 
 
-def _run_case(stage: Stage, case: Case, groups: Groups, model: Any) -> None:
-    scenario = stage.task.scenario
-    model.zero_grad(set_to_none=True)
-    inputs = token_inputs(
-        scenario.model.vocab_size,
-        case.pack,
-        groups.cp_rank,
-        seed=case.seed,
-        microbatch=case.index,
-    )
-    trains = scenario.training.backward
-    with kernels(stage, case), torch.set_grad_enabled(trains):
-        losses = unwrap_keeping_graph(run_model(model, inputs, case.pack))
-        loss = losses.float().mean()
-        if trains:
-            trained = _retained(stage)
+def _run_case(run: ModelRun, case: Case, values: CaseValues) -> Alone:
+    """Run one microbatch alone, judge it, and return what a step of several is held against."""
+    stage, groups, scenario = run.stage, run.groups, run.stage.task.scenario
+    run.model.zero_grad(set_to_none=True)
+    clear_log()
+    with kernels(stage, case), torch.set_grad_enabled(run.trains):
+        forward = forward_loss(run, case)
+        calls = _trained_calls(stage) if run.trains else {}
+        if run.trains:
             stage.journal.phase(Phase.BACKWARD)
-            loss.backward()
+            forward.loss.backward()
     stage.journal.phase(Phase.COMPARE)
-    mean = torch.stack(gather_rows(loss.detach().view(1), groups)).mean()
-    stage.journal.evidence(NoteEvidence(topic=LOSS, text=f"{case.index}: {float(mean):.6f}"))
-    if trains:
-        _judge_values(stage, case, groups, trained)
-    conclude_case(stage, case, groups.cp_rank, _gathered_keys(stage, case, groups))
+    real = real_rows(case.pack, groups.cp_rank).to(forward.token_loss.device)
+    total = sum_over_ranks((forward.token_loss.detach()[0].double() * real).sum(), groups)
+    mean = total / max(1, sum(case.pack.q_lengths))
+    if run.role.main:
+        stage.journal.evidence(NoteEvidence(topic=LOSS, text=f"{case.index}: {float(mean):.6f}"))
+    keys = _gathered_keys(stage, case, groups)
+    dues: dict[str, Expected] = {}
+    logged = logged_loss(groups) if run.trains else torch.zeros(())
+    if run.trains and run.role.judged:
+        dues = _judge_values(run, case, calls, logged, values)
+    if run.role.kept:
+        values.rows[WHOLE, "token_loss"] = forward.token_loss.detach().transpose(0, 1)
+        values.reduced[WHOLE, "lm_loss"] = mean
+        _keep(run, values, calls, keys, logged)
+        if run.trains:
+            hidden = grad_or_zero(forward.embedded)
+            if scenario.parallel.sequence_parallel:
+                hidden = gather_shards(hidden, groups, dim=0)
+            values.rows[WHOLE, "grad.hidden_states"] = hidden * run.share
+    if run.role.main:
+        conclude_case(stage, case, groups.cp_rank, keys)
+        launch = Launch(
+            cp_rank=groups.cp_rank,
+            module=run.model,
+            inputs=forward.inputs,
+            forward=partial(_forward_again, run),
+            rows=dict.fromkeys(forward.inputs, 1),
+        )
+        further_evidence(stage, case, launch)
+    gradients = {
+        name: grad_or_zero(parameter).double()
+        for name, parameter in run.model.named_parameters()
+        if run.trains
+    }
+    return Alone(case=case, gradients=gradients, due=dues, logged=logged)
 
 
-def unwrap_keeping_graph(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a plain tensor of the same graph."""
-    return tensor.as_subclass(torch.Tensor)
+def _forward_again(run: ModelRun, case: Case, inputs: Mapping[str, torch.Tensor]) -> Any:
+    mask = mask_of(case, run.groups.cp_rank)
+    return run_model(run.model, dict(inputs), case.pack, real_token_mask=mask)
 
 
-def _retained(stage: Stage) -> dict[int, dict[str, Any]]:
+def _trained_calls(stage: Stage) -> dict[int, TrainedCall]:
     """Keep the gradients of what goes into and comes out of each layer's attention."""
-    kept: dict[int, dict[str, Any]] = {}
+    calls: dict[int, TrainedCall] = {}
     for call in stage.recorder.of("attention"):
         indexer = stage.recorder.of("indexer", layer=call.layer)
-        parts = {
-            "query": call.arguments["query"],
-            "key": call.arguments["key"],
-            "output": call.result,
-            "indexer": indexer[-1].result if indexer else (),
-            "up_v": call.arguments["up_v_weight"],
-        }
-        for tensor in (parts["query"], parts["key"], parts["output"], *parts["indexer"]):
+        module = call.arguments["self"].indexer
+        scored = {}
+        if indexer and module is not None:
+            scored = {
+                "indexer": indexer[-1].result,
+                "hidden": indexer[-1].arguments["x"],
+                "low_rank": indexer[-1].arguments["qr"],
+                "parameters": dict(module.named_parameters()),
+            }
+        trained = TrainedCall(
+            query=call.arguments["query"],
+            key=call.arguments["key"],
+            output=call.result,
+            up_v=call.arguments["up_v_weight"],
+            **scored,
+        )
+        for tensor in (
+            trained.query,
+            trained.key,
+            trained.output,
+            trained.up_v,
+            *trained.indexer,
+        ):
             if tensor.requires_grad:
                 tensor.retain_grad()
-        kept[call.layer] = parts
-    return kept
+        calls[call.layer] = trained
+    return calls
 
 
 def _judge_values(
-    stage: Stage, case: Case, groups: Groups, trained: dict[int, dict[str, Any]]
-) -> None:
-    for layer, parts in trained.items():
-        call = TrainedCall(
-            query=parts["query"],
-            key=parts["key"],
-            indexer=parts["indexer"],
-            output=parts["output"],
-            upstream=parts["output"].grad,
-            up_v=parts["up_v"].detach(),
+    run: ModelRun,
+    case: Case,
+    calls: dict[int, TrainedCall],
+    logged: torch.Tensor,
+    values: CaseValues,
+) -> dict[str, Expected]:
+    """Judge each layer's call; return the references of the indexers' parameters by full name."""
+    stage, scenario = run.stage, run.stage.task.scenario
+    losses, dues = {}, {}
+    site = site_of(stage, case, run.groups.cp_rank)
+    for layer, call in calls.items():
+        source = scenario.model.source_layer(layer)
+        observation = observe_layer(stage.recorder, layer, source)
+        if observation is None:
+            continue
+        judged = training_values(
+            call,
+            observation,
+            recorder=stage.recorder,
+            scenario=scenario,
+            pack=case.pack,
+            groups=run.groups,
+            site=site_of(stage, case, run.groups.cp_rank, layer=layer),
         )
-        site = site_of(stage, case, groups.cp_rank, layer=layer)
-        scenario = stage.task.scenario
-        for record in training_values(stage.recorder, call, scenario, case.pack, groups, site):
-            stage.journal.evidence(record)
+        if judged.loss is not None:
+            losses[layer] = judged.loss
+        for record in judged.records:
+            stage.journal.evidence(run.role.named(record))
+        for name in parameter_names(call):
+            dues[run.parameter_name(call, layer, name)] = judged.due[name]
+            if run.role.kept:
+                values.add_scale(
+                    (WHOLE, run.parameter_name(call, layer, name)),
+                    judged.due[name],
+                    run.groups,
+                    run.share,
+                )
+    stage.journal.evidence(run.role.named(logged_value(logged, losses, scenario, site)))
+    return dues
+
+
+def _keep(
+    run: ModelRun,
+    values: CaseValues,
+    calls: dict[int, TrainedCall],
+    keys: dict[int, torch.Tensor],
+    logged: torch.Tensor,
+) -> None:
+    stage, scenario, groups = run.stage, run.stage.task.scenario, run.groups
+    for layer in range(1, scenario.model.num_layers + 1):
+        source = scenario.model.source_layer(layer)
+        observation = observe_layer(stage.recorder, layer, source)
+        if observation is not None:
+            values.add_selection(layer, observation, keys.get(layer))
+    if not run.trains:
+        return
+    for layer, call in calls.items():
+        names = [name for name in (*call.of_rows(), *call.of_keys()) if name.startswith("grad.")]
+        values.add_call(layer, call, groups, share=dict.fromkeys(names, run.share))
+    for name, parameter in run.model.named_parameters():
+        values.add_parameter((WHOLE, f"grad.param.{name}"), parameter, groups, run.share)
+    if logs_loss(scenario):
+        values.reduced[WHOLE, "logged_loss"] = logged.double()
 
 
 def _gathered_keys(stage: Stage, case: Case, groups: Groups) -> dict[int, torch.Tensor]:

@@ -9,10 +9,23 @@ from typing import Any, Literal, NoReturn
 
 from harness.record.verdict import ExitCode
 from harness.runtime.inject import PROCESS_KINDS, SELECTION_KINDS, InjectionError, parse_injection
+from harness.runtime.overrides import OverrideError, parse_overrides
+from harness.runtime.sanitizer import TOOLS, SanitizerError, parse_sanitizer
 from harness.runtime.task import ENGINE
+from harness.scenario.collectors import (
+    ALL,
+    COLLECTORS,
+    DEFAULT,
+    NONE,
+    CollectorError,
+    parse_collectors,
+)
 
 Isolation = Literal["scenario", "group", "none"]
 Supervision = Literal["node", "worker"]
+
+DUMP_BYTES = 64 * 2**20
+"""Usual budget of a rank for the inputs of wrong selections, per attempt."""
 
 JUDGE = "harness.runtime.judge"
 """Module with ``judge_attempt`` and ``conclude``."""
@@ -41,15 +54,29 @@ class Options:
         scenarios: Files and folders of scenarios.
         keyword: ``-k`` expression over scenario ids, None for all.
         tags: ``-t`` tags, all of which a scenario must carry.
+        ids: File of scenario ids, one a line, None for all.
         isolation: None leaves the choice to the device.
         supervision: Who starts rank processes; None leaves the choice to the device.
         bare: Without the probe for CUDA errors at the end of each phase.
         core_dumps: With CUDA core dumps of ranks whose kernels fault.
+        evidence: Optional collectors to run, as ``KIND[,KIND]``, None for the default.
+        modelled: Modelled release of every scenario, as ``RELEASE[@ARCH]``, None for its own.
+        overlay: Overlays added to every scenario with cuDNN kernels.
+        resume: Run folder whose unfinished scenarios are run; everything else stands in its plan.
+        repeat: Attempts of every scenario, None for its own number.
+        jobs: How many scenarios may run at the same time; ``auto`` for as many as there are ranks
+            for.
+        dump_bytes: What each rank may write of the inputs of wrong selections on hardware.
+        dump_all: To dump known, expected and modelled ones as well.
+        sanitizer: compute-sanitizer's tool as ``TOOL[@RANKS]``, None for none.
+        at_most: Attempts after which this start of the run ends without documents, None for all.
+        folder_file: File that receives the path of the run folder.
     """
 
-    scenarios: tuple[str, ...]
+    scenarios: tuple[str, ...] = ()
     keyword: str | None = None
     tags: tuple[str, ...] = ()
+    ids: str | None = None
     out: str = "runs"
     name: str | None = None
     isolation: Isolation | None = None
@@ -59,7 +86,18 @@ class Options:
     allow_mixed: bool = False
     bare: bool = False
     core_dumps: bool = False
+    evidence: str | None = None
+    modelled: str | None = None
+    overlay: tuple[str, ...] = ()
     dry_run: bool = False
+    resume: str | None = None
+    repeat: int | None = None
+    jobs: int | Literal["auto"] = 1
+    sanitizer: str | None = None
+    dump_bytes: int = DUMP_BYTES
+    dump_all: bool = False
+    at_most: int | None = None
+    folder_file: str | None = None
     engine: str = ENGINE
     judge: str = JUDGE
 
@@ -103,6 +141,11 @@ FLAGS = (
         many=True,
         help="Only scenarios that carry this tag (repeatable: all of them).",
     ),
+    Flag(
+        names=("--ids",),
+        metavar="FILE",
+        help="Only scenarios whose id stands in this file, one a line.",
+    ),
     Flag(names=("--out",), metavar="DIR", help="Folder that holds runs (default: runs)."),
     Flag(names=("--name",), metavar="NAME", help="Name of the run (default: from the first path)."),
     Flag(names=("--dry-run",), help="Show what would run, and write nothing."),
@@ -121,12 +164,48 @@ FLAGS = (
         help="Who starts rank processes: one leader per node (default on CPU), or each worker its "
         "own (default on CUDA).",
     ),
+    Flag(
+        names=("--resume",),
+        metavar="RUN",
+        help="Finish what this run folder has not finished; takes no PATH and no other option but "
+        "--jobs and --dry-run.",
+    ),
+    Flag(
+        names=("--repeat",),
+        metavar="N",
+        help="Attempts of each scenario (default: its own `repeat`, which is 1); all are kept, and "
+        "the worst decides.",
+    ),
+    Flag(
+        names=("--jobs",),
+        metavar="N|auto",
+        help="Scenarios that run at the same time, each on ranks of its own (default: 1).",
+    ),
     Flag(names=("--megatron",), metavar="PATH", help="Megatron-LM checkout (default: installed)."),
     Flag(
         names=("--inject",),
         metavar="KIND@RANK:PHASE[@SCENARIO]",
         many=True,
         help="Plant a fault (repeatable). Kinds: " + ", ".join(PROCESS_KINDS + SELECTION_KINDS),
+    ),
+    Flag(
+        names=("--evidence",),
+        metavar="KIND[,KIND]",
+        help="Collect this beside what every verdict needs: "
+        + ", ".join((*COLLECTORS, ALL, NONE, DEFAULT))
+        + " (default: what is cheap, and what the scenario expects something of).",
+    ),
+    Flag(
+        names=("--modelled",),
+        metavar="RELEASE[@ARCH]",
+        help="Model this release in every scenario with modelled cuDNN kernels, such as "
+        "1.26.0@sm90.",
+    ),
+    Flag(
+        names=("--overlay",),
+        metavar="NAME",
+        many=True,
+        help="Switch this overlay on in every scenario with cuDNN kernels (repeatable).",
     ),
     Flag(
         names=("--allow-mixed",),
@@ -138,10 +217,29 @@ FLAGS = (
         "later, and a race that waiting hides may show.",
     ),
     Flag(
-        names=("--core-dumps",),
+        names=("--sanitizer",),
+        metavar="TOOL[@RANKS]",
+        help="Run ranks under compute-sanitizer (" + ", ".join(TOOLS) + "), such as memcheck@0,2; "
+        "without ranks all of them. With `dsa-harness run` only; implies --isolation none.",
+    ),
+    Flag(
+        names=("--coredump", "--core-dumps"),
+        field="core_dumps",
         help="With a GPU, have the driver write a core dump (without device memory) when a kernel "
         "faults, and read it with cuda-gdb.",
     ),
+    Flag(
+        names=("--dump-bytes",),
+        metavar="N",
+        help="Bytes that each rank may write of q, k, w of unexpected wrong selections on hardware "
+        f"(default: {DUMP_BYTES}, 0 for none).",
+    ),
+    Flag(
+        names=("--dump-all",),
+        help="Dump q, k, w of known, expected and modelled wrong selections as well.",
+    ),
+    Flag(names=("--at-most",), metavar="N", hidden=True, help="Attempts in this start of the run."),
+    Flag(names=("--folder-file",), metavar="FILE", hidden=True, help="Receives the run folder."),
     Flag(names=("--engine",), metavar="MODULE:FUNCTION", hidden=True, help="What runs on a rank."),
     Flag(names=("--judge",), metavar="MODULE", hidden=True, help="What computes verdicts."),
 )
@@ -193,21 +291,80 @@ def make_options(paths: Sequence[str], values: Mapping[str, Any], prog: str) -> 
         UsageError: with one line per problem.
     """
     problems = []
-    if not paths:
+    if values["resume"] is not None:
+        problems += _beside_resume(paths, values)
+    elif not paths:
         problems.append(f"{prog}: no scenario given; add --scenario PATH (a file or a folder)")
+    numbers = {"repeat": _number(values["repeat"], "--repeat", problems)}
+    if values["jobs"] != "auto":
+        numbers["jobs"] = _number(values["jobs"], "--jobs", problems, or_else=" or auto")
+    numbers["at_most"] = _number(values["at_most"], "--at-most", problems)
+    numbers["dump_bytes"] = _number(values["dump_bytes"], "--dump-bytes", problems, least=0)
+    problems += _sanitizer_problems(values)
     for text in values["inject"]:
         try:
             parse_injection(text)
         except InjectionError as error:
             problems.append(str(error))
+    try:
+        parse_collectors(values["evidence"] or DEFAULT)
+    except CollectorError as error:
+        problems.append(str(error))
+    try:
+        parse_overrides(values["modelled"], values["overlay"])
+    except OverrideError as error:
+        problems.append(str(error))
     if problems:
         raise UsageError(problems)
     fields: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value
-        for key, value in values.items()
+        for key, value in {**values, **numbers}.items()
         if value is not None
     }
     return Options(scenarios=tuple(paths), **fields)
+
+
+_WITH_RESUME = ("resume", "jobs", "dry_run", "at_most", "folder_file")
+
+
+def _sanitizer_problems(values: Mapping[str, Any]) -> list[str]:
+    if values["sanitizer"] is None:
+        return []
+    try:
+        parse_sanitizer(values["sanitizer"])
+    except SanitizerError as error:
+        return [str(error)]
+    problems = []
+    if values["isolation"] not in (None, "none"):
+        problems.append(
+            f"--sanitizer: expected --isolation none, found {values['isolation']}: the tool "
+            "watches the worker's own process; leave --isolation out"
+        )
+    if values["jobs"] is not None:
+        problems.append("--sanitizer: expected no --jobs: attempts run one at a time; leave it out")
+    return problems
+
+
+def _beside_resume(paths: Sequence[str], values: Mapping[str, Any]) -> list[str]:
+    """Refuse what the plan of the run has settled already."""
+    given = [*(("PATH",) if paths else ())]
+    given += [f.names[-1] for f in FLAGS if values[f.key] and f.key not in _WITH_RESUME]
+    return [
+        f"--resume {values['resume']}: expected no {word} beside it, since plan.json of the run "
+        "says what is left to do; leave it out, or start a new run"
+        for word in given
+    ]
+
+
+def _number(
+    text: Any, flag: str, problems: list[str], *, least: int = 1, or_else: str = ""
+) -> int | None:
+    if text is None:
+        return None
+    if str(text).isdecimal() and int(text) >= least:
+        return int(text)
+    problems.append(f"{flag}: expected a number of at least {least}{or_else}, found {text!r}")
+    return None
 
 
 def _dashed(word: str) -> str:

@@ -20,10 +20,11 @@ def rank_outcome(watch: Watch, content: JournalContent, run_folder: Path) -> Ran
     ``ended_s`` is when the exception was written where there is one, else when the end of the
     process was seen. The last phase of a rank without a closing line has no end.
     """
-    status = watch.status
+    node = watch.process.node
+    status = None if watch.process.lost else watch.status
     return RankOutcome(
         global_rank=watch.task.global_rank,
-        host=content.host or socket.gethostname(),
+        host=node.host or content.host or socket.gethostname(),
         pid=watch.process.pid,
         exit_code=status if status is not None and status >= 0 else None,
         signal=-status if status is not None and status < 0 else None,
@@ -34,9 +35,11 @@ def rank_outcome(watch: Watch, content: JournalContent, run_folder: Path) -> Ran
         completed=content.completed,
         exception=content.exception,
         process_state=watch.state,
-        waiting_in_collective=waits_in_collective(watch.task.stacks),
+        waiting_in_collective=waits_in_collective(watch.task.stacks, content.collectives),
         stacks=stack_file(watch.task.stacks, run_folder),
         ended_s=content.exception_s if content.exception_s is not None else watch.ended_s,
         phases=content.phases,
         last_collective=content.collectives[-1] if content.collectives else None,
+        peak_rss_bytes=content.peak_rss_bytes,
+        node_lost=watch.process.lost,
     )

@@ -13,9 +13,11 @@ from harness.record.verdict import ExitCode
 from harness.runtime.inject import for_scenario
 from harness.runtime.limits import PhaseLimits
 from harness.runtime.options import Isolation, Options, UsageError
+from harness.runtime.overrides import parse_overrides
 from harness.runtime.task import Task
 from harness.runtime.world import World
 from harness.scenario import select as choose
+from harness.scenario.collectors import parse_collectors
 from harness.scenario.spec import Scenario
 
 Device = Literal["cpu", "cuda"]
@@ -45,6 +47,8 @@ class Planned:
         file: Where it was read from, as ``file:line``.
         num_ranks: Processes it gets.
         missing: What this node lacks for it; then it is not run, and says so.
+        repeat: Attempts to make.
+        first_rank: Local rank of its rank 0, where others run beside it.
     """
 
     scenario: Scenario
@@ -52,6 +56,8 @@ class Planned:
     num_ranks: int
     device: Device
     missing: str | None = None
+    repeat: int = 1
+    first_rank: int = 0
 
     @property
     def group_key(self) -> str:
@@ -67,7 +73,7 @@ class Planned:
 
 
 def select(loaded: Iterable[Loaded], options: Options) -> tuple[Loaded, ...]:
-    """Return the scenarios that ``-k`` and ``-t`` ask for.
+    """Return the scenarios that ``-k``, ``-t`` and ``--ids`` ask for.
 
     Raises:
         UsageError: for an expression that cannot be read, or when nothing is left of something.
@@ -82,6 +88,8 @@ def select(loaded: Iterable[Loaded], options: Options) -> tuple[Loaded, ...]:
     except choose.ExpressionError as error:
         raise UsageError([str(error)]) from error
     ids = {scenario.id for scenario in kept}
+    if options.ids is not None:
+        ids &= _listed(options.ids, {item.scenario.id for item in everything})
     if everything and not ids:
         raise UsageError(
             [
@@ -92,6 +100,21 @@ def select(loaded: Iterable[Loaded], options: Options) -> tuple[Loaded, ...]:
             ExitCode.NOTHING_RAN,
         )
     return tuple(item for item in everything if item.scenario.id in ids)
+
+
+def _listed(path: str, there: set[str]) -> set[str]:
+    """Read the ids of a file; one that no scenario has is a mistake somewhere."""
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError([f"--ids {path}: cannot be read: {error}"]) from error
+    listed = {line.strip() for line in lines if line.strip()}
+    unknown = sorted(listed - there)
+    if unknown:
+        raise UsageError(
+            [f"--ids {path}: no scenario of the given paths is called {name}" for name in unknown]
+        )
+    return listed
 
 
 def plan(
@@ -108,8 +131,9 @@ def plan(
     """
     planned = []
     problems = []
+    overrides = parse_overrides(options.modelled, options.overlay)
     for item in loaded:
-        scenario = item.scenario
+        scenario = overrides.apply(item.scenario)
         on_gpu = num_gpus > 0 and scenario.kernels.source != "modelled"
         due = scenario.num_ranks
         if scenario.level == "scorer":
@@ -118,14 +142,16 @@ def plan(
         if due > world.world_size:
             problems.append(_too_few(item, due, world))
             continue
-        short = on_gpu and due > num_gpus
+        here = min(due, world.local_world_size)
+        short = on_gpu and (due > num_gpus or here > num_gpus // world.num_nodes)
         planned.append(
             Planned(
                 scenario=scenario,
                 file=f"{item.file}:{item.line}",
                 num_ranks=due,
                 device="cuda" if on_gpu else "cpu",
-                missing=f"{due} GPUs on this node, which has {num_gpus}" if short else None,
+                missing=_missing_gpus(due, world, num_gpus) if short else None,
+                repeat=options.repeat or scenario.repeat,
             )
         )
     if not problems:
@@ -133,6 +159,14 @@ def plan(
     if problems:
         raise UsageError(problems)
     return tuple(planned)
+
+
+def _missing_gpus(due: int, world: World, num_gpus: int) -> str:
+    if world.num_nodes == 1:
+        return f"{due} GPUs on this node, which has {num_gpus}"
+    each = num_gpus // world.num_nodes
+    here = min(due, world.local_world_size)
+    return f"{here} GPUs on each of {world.num_nodes} nodes, which have {each} each"
 
 
 def _too_few(item: Loaded, due: int, world: World) -> str:
@@ -186,7 +220,7 @@ def make_tasks(
             scenario=scenario,
             attempt=attempt,
             global_rank=rank,
-            local_rank=rank,
+            local_rank=item.first_rank + rank,
             world_size=item.num_ranks,
             store=str(store),
             folder=str(folder),
@@ -195,9 +229,12 @@ def make_tasks(
             device=item.device,
             megatron=options.megatron,
             inject=options.inject,
+            evidence=parse_collectors(options.evidence) if options.evidence else (),
             allow_mixed=options.allow_mixed,
             bare=options.bare,
             core_dumps=options.core_dumps,
+            dump_bytes=options.dump_bytes,
+            dump_all=options.dump_all,
             isolation=isolation,
             limits=limits,
             engine=options.engine,

@@ -12,6 +12,8 @@ import traceback
 
 import harness.runtime.collectives
 import harness.runtime.preload_torch
+from harness.record.codec import learn
+from harness.runtime.task import Task
 
 PROBLEM: str | None = None
 """Traceback of a failed import. The child meets the same error in its own phases and journals it;
@@ -26,6 +28,9 @@ try:
     import harness.runtime.levels
 except Exception:  # noqa: BLE001 (kept and shown in the run's notes)
     PROBLEM = traceback.format_exc()
+
+# Each child reads one.
+learn(Task)
 
 # Its wrappers do nothing until a rank attaches its journal, but finding their places takes a while.
 harness.runtime.collectives.install()

@@ -9,17 +9,32 @@ import signal
 import time
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from harness.runtime.nodes import Node
 
 
 class RankProcess(Protocol):
     """A process of one rank that can be waited for, wherever it was started from.
 
     Attributes:
-        pid: Process id; the process leads a session and process group of the same number.
+        pid: Process id on its node; the process leads a session and group of the same number.
     """
 
     pid: int
+
+    @property
+    def lost(self) -> str | None:
+        """Why nobody knows how it ended, None while that can be known."""
+
+    @property
+    def ended_s(self) -> float | None:
+        """When its end was seen, on its node's monotonic clock, where its node tells."""
+
+    @property
+    def node(self) -> Node:
+        """Machine it runs on, through which signals reach it."""
 
     def filenos(self) -> tuple[int, ...]:
         """Return the descriptors that become readable when ``poll`` is worth a call."""

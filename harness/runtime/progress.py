@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -35,37 +36,53 @@ class Progress:
         self._describe = describe
         self._stream = stream or sys.stdout
         self._numbers: dict[str, int] = {}
-        self._current = ""
-        self._next_beat_s = 0.0
+        # By thread: scenarios that run beside each other have one each.
+        self._current: dict[int, str] = {}
+        self._next_beat_s: dict[int, float] = {}
+
+    def expect(self, scenario_ids: Iterable[str]) -> None:
+        """Number scenarios in this order, whatever the order in which they begin."""
+        for scenario_id in scenario_ids:
+            self._numbers.setdefault(scenario_id, len(self._numbers) + 1)
 
     def say(self, text: str) -> None:
         """Write one line."""
         print(text, file=self._stream, flush=True)
 
     def begin(self, scenario_id: str) -> None:
-        """Note which scenario runs now; one that runs again keeps its number."""
-        self._numbers.setdefault(scenario_id, len(self._numbers) + 1)
-        self._current = scenario_id
-        self._next_beat_s = time.monotonic() + HEARTBEAT_S
+        """Note which scenario this thread runs now; one that runs again keeps its number."""
+        self.expect([scenario_id])
+        thread = threading.get_ident()
+        self._current[thread] = scenario_id
+        self._next_beat_s[thread] = time.monotonic() + HEARTBEAT_S
 
     def beat(self, phases: Mapping[int, Phase], since_s: float) -> None:
         """Say once a minute what still runs, and in which phase."""
-        now = time.monotonic()
-        if now < self._next_beat_s:
+        now, thread = time.monotonic(), threading.get_ident()
+        if now < self._next_beat_s.get(thread, 0.0):
             return
-        self._next_beat_s = now + HEARTBEAT_S
+        self._next_beat_s[thread] = now + HEARTBEAT_S
         where = ", ".join(f"rank {rank} in {phase}" for rank, phase in phases.items())
-        self.say(f"{self._place(self._current)} {self._current}: {since_s:.0f} s, {where}")
+        current = self._current[thread]
+        self.say(f"{self._place(current)} {current}: {since_s:.0f} s, {where}")
 
     def _place(self, scenario_id: str) -> str:
         width = len(str(self._total))
         return f"[{self._numbers[scenario_id]:>{width}}/{self._total}]"
 
-    def finish(self, result: ScenarioResult) -> None:
-        """Report a finished scenario."""
+    def finish(self, result: ScenarioResult, repeat: int = 1) -> None:
+        """Report a finished attempt, and what it makes of its scenario.
+
+        Args:
+            result: The scenario's result, whose last attempt has just ended.
+            repeat: Attempts that are wanted.
+        """
         line = f"{self._place(result.id)} {self._describe(result)}"
-        if len(result.attempts) > 1:
-            line += f" (attempt {result.last.number}, isolation {result.last.isolation})"
+        made = result.attempts[-1]
+        if len(result.attempts) > 1 or repeat > 1:
+            of = f" of {repeat}" if repeat > 1 else ""
+            other = "" if made.verdict is result.verdict else f": {made.verdict}"
+            line += f" (attempt {made.number}{of}, isolation {made.isolation}{other})"
         self.say(line)
 
 

@@ -67,9 +67,14 @@ class RunFolder:
 
     def attempt_folder(self, scenario_id: str, attempt: int) -> Path:
         """Make and return the folder of an attempt's journals, output and stacks."""
+        folder = self.place(scenario_id, attempt)
+        folder.mkdir(parents=True)
+        return folder
+
+    def place(self, scenario_id: str, attempt: int) -> Path:
+        """Return the folder of an attempt."""
         folder = self.path / "ranks" / safe_name(scenario_id) / str(attempt)
         assert folder.is_relative_to(self.path / "ranks"), f"{folder} leaves the run folder"
-        folder.mkdir(parents=True)
         return folder
 
     def write_result(self, result: ScenarioResult) -> None:

@@ -25,6 +25,7 @@ from harness.record.device_fault import SanitizerFinding
 from harness.record.evidence import NoteEvidence
 from harness.record.result import Attempt, FaultReport
 from harness.record.verdict import Verdict, primary
+from harness.runtime.death import die_with_parent
 from harness.runtime.sanitizer_xml import read_sanitizer_xml
 
 Tool = Literal["memcheck", "racecheck", "initcheck", "synccheck"]
@@ -34,6 +35,9 @@ ERROR_EXIT_CODE = 99
 """Exit code of a rank in which the tool found errors."""
 TOPIC = "sanitizer"
 """Topic of notes about files that could not be read to their end."""
+
+LAUNCHER_VARIABLE = "DSA_HARNESS_LAUNCHER_PID"
+"""Environment variable with the process id of the launcher, where it is not a worker's parent."""
 
 _CONNECTIONS_PER_RANK = 4
 _DEFAULT_CONNECTIONS = 10
@@ -67,6 +71,26 @@ class Settings:
     def file(self, global_rank: int) -> Path:
         """Return the XML file of a rank."""
         return Path(self.folder) / f"rank{global_rank}.{self.tool}.xml"
+
+
+def parse_sanitizer(text: str) -> tuple[Tool, tuple[int, ...]]:
+    """Read ``TOOL`` or ``TOOL@RANKS``, such as ``memcheck@0,2``; no ranks means all.
+
+    Raises:
+        SanitizerError: naming what was expected.
+    """
+    name, at, ranks = text.partition("@")
+    tool = next((tool for tool in TOOLS if tool == name), None)
+    if tool is None:
+        raise SanitizerError(
+            f"--sanitizer {text}: expected one of {', '.join(TOOLS)}, found {name!r}"
+        )
+    numbers = [part.strip() for part in ranks.split(",")] if at else []
+    if not all(number.isdecimal() for number in numbers):
+        raise SanitizerError(
+            f"--sanitizer {text}: expected ranks such as {tool}@0,2, found {ranks!r}"
+        )
+    return tool, tuple(sorted({int(number) for number in numbers}))
 
 
 def find_sanitizer() -> str | None:
@@ -177,13 +201,17 @@ def with_findings(
 ) -> Attempt:
     """Return the attempt with the tool's findings; an error on the device is a memory fault.
 
-    An attempt that did not run, or that the machine or the harness spoilt, keeps its verdict.
+    An attempt that did not run, or that the machine or the harness spoilt, keeps its verdict. One
+    that was cut short by the end of the worker does not: the error explains that end.
     """
     told = replace(attempt, sanitizer=tuple(findings), notes=(*attempt.notes, *notes))
     first = next((finding for finding in findings if finding.is_fault), None)
     if first is None or attempt.verdict is Verdict.NOT_RUN:
         return told
     verdicts = {attempt.verdict, *attempt.secondary, Verdict.MEMORY_FAULT} - {Verdict.PASS}
+    if attempt.cut_short is not None:
+        verdicts.remove(Verdict.INFRASTRUCTURE)
+        told = replace(told, cut_short=None)
     leading = primary(verdicts)
     if leading is not Verdict.MEMORY_FAULT:
         return replace(told, secondary=_ordered(verdicts - {leading}))
@@ -243,7 +271,8 @@ def main(arguments: Sequence[str] | None = None, env: Mapping[str, str] = os.env
     settings, words = _parsed(sys.argv[1:] if arguments is None else arguments)
     rank = int(env.get("RANK", env.get("SLURM_PROCID", "0")))
     num_ranks = int(env.get("LOCAL_WORLD_SIZE", "1"))
-    environment = dict(env)
+    # Workers meet at a socket named after their parent, which for some of them is the tool.
+    environment = {**env, LAUNCHER_VARIABLE: str(os.getppid())}
     if settings.wraps(rank):
         program = find_sanitizer()
         if program is None:
@@ -252,6 +281,8 @@ def main(arguments: Sequence[str] | None = None, env: Mapping[str, str] = os.env
                 "environment; install the extra 'debug' or the CUDA toolkit"
             )
         Path(settings.folder).mkdir(parents=True, exist_ok=True)
+        # The kernel keeps this over exec: the tool must not outlive the launcher.
+        die_with_parent()
         words = wrapped_words(program, settings, rank, num_ranks, words)
         environment |= sanitizer_environment(settings, env)
     os.execvpe(words[0], words, environment)  # noqa: S606 (a list, no shell)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.context import ForkServerContext, SpawnContext
@@ -13,6 +14,7 @@ from typing import Literal
 
 from harness.runtime.child import ProbeFacts, answer_probe
 from harness.runtime.limits import PRELOAD_S
+from harness.runtime.nodes import LOCAL, Node
 from harness.runtime.preload_names import PARENT_VARIABLE, PRELOAD, PRELOAD_TORCH
 from harness.runtime.processes import process_state
 
@@ -21,8 +23,17 @@ StartMethod = Literal["forkserver", "spawn"]
 _PROJECT_ROOT = str(Path(__file__).resolve().parents[2])
 
 
+_PROCESSES = threading.RLock()
+"""Held while multiprocessing looks at its processes: a start polls all of them, and of two threads
+that poll one process only one gets its exit code."""
+
+
 class SpawnerError(RuntimeError):
     """No rank process can be started; the message holds what the first one said."""
+
+
+class NodeLostError(SpawnerError):
+    """A node of the run is not there, or not any more."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,16 +44,22 @@ class SpawnFacts:
         reason: Why, where it is not the usual way.
         problem: Traceback of a failed preload, None when it worked.
         server_threads: Operating-system threads of the forkserver after the preload.
+        warnings: What is odd about the nodes of a run over several, a sentence each.
     """
 
     start_method: StartMethod
     reason: str = ""
     problem: str | None = None
     server_threads: int = 0
+    warnings: tuple[str, ...] = ()
 
 
 class LocalChild:
     """A rank process started by this process."""
+
+    node: Node = LOCAL
+    lost: str | None = None
+    ended_s: float | None = None
 
     def __init__(self, process: BaseProcess) -> None:
         """Wrap a started process."""
@@ -58,7 +75,8 @@ class LocalChild:
     def poll(self) -> int | None:
         """Return the exit code, negative for a signal, or None while it runs."""
         if self._exit is None:
-            self._exit = self._process.exitcode
+            with _PROCESSES:
+                self._exit = self._process.exitcode
         return self._exit
 
     def alive(self) -> bool:
@@ -68,7 +86,8 @@ class LocalChild:
     def close(self) -> None:
         """Release the sentinel; the process has ended or is beyond reach."""
         if not self.alive():
-            self._process.close()
+            with _PROCESSES:
+                self._process.close()
 
 
 class Spawner:
@@ -171,8 +190,9 @@ class Spawner:
         Raises:
             SpawnerError: if the forkserver was lost and no new one can be made.
         """
-        if self._server_pid is None and self._context.get_start_method() == "forkserver":
-            self.prepare()
-        process = self._context.Process(target=target, args=(request, os.getpid()))
-        process.start()
+        with _PROCESSES:
+            if self._server_pid is None and self._context.get_start_method() == "forkserver":
+                self.prepare()
+            process = self._context.Process(target=target, args=(request, os.getpid()))
+            process.start()
         return LocalChild(process)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import itertools
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
+
+from harness.record.collective import CollectiveCall
 
 _HEADER = re.compile(r"^(Current thread|Thread) 0x[0-9a-f]+ .*\(most recent call first\):$")
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line \d+ in .*$')
@@ -36,10 +39,18 @@ def innermost_file(text: str) -> str | None:
     return found
 
 
-def waits_in_collective(path: str) -> bool | None:
-    """Tell whether a rank stood inside a torch.distributed call; None without a dump."""
+def waits_in_collective(path: str, calls: Iterable[CollectiveCall] = ()) -> bool | None:
+    """Tell whether a rank stood inside a torch.distributed call; None without a dump.
+
+    Args:
+        path: The rank's stacks.
+        calls: Its collective calls: the wait for an asynchronous one is a native call, which
+            leaves no frame of torch.
+    """
     try:
         file = innermost_file(Path(path).read_text(errors="replace"))
     except OSError:
         return None
-    return None if file is None else "/torch/distributed/" in file
+    if file is None:
+        return None
+    return "/torch/distributed/" in file or any(call.stands for call in calls)

@@ -8,6 +8,7 @@ from typing import Literal, NoReturn, Protocol
 from harness.runtime import child
 from harness.runtime.control import Channel, ControlServer
 from harness.runtime.limits import JOIN_S, PRELOAD_S
+from harness.runtime.nodes import LOCAL, Node
 from harness.runtime.processes import RankProcess
 from harness.runtime.spawner import Spawner, SpawnerError, SpawnFacts
 
@@ -21,7 +22,7 @@ ENTRIES: dict[Entry, Callable[[str, int], NoReturn]] = {
 
 
 class Starter(Protocol):
-    """Starts one process for a local rank."""
+    """Starts one process for a worker: a local rank of this node, or a rank over all nodes."""
 
     def prepare(self, check: Callable[[], None]) -> SpawnFacts:
         """Do what is done once per run: the imports.
@@ -78,7 +79,10 @@ class WorkerStarter:
         for local_rank in range(1, self._num_workers):
             channel = self._server.expect({"worker": local_rank}, JOIN_S)
             if channel is None:
-                raise SpawnerError(f"worker {local_rank} did not come within {JOIN_S:.0f} s")
+                raise SpawnerError(
+                    f"worker {local_rank} did not come within {JOIN_S:.0f} s; see its own messages "
+                    "above, or start again on a machine that is less busy"
+                )
             channel.send({"do": "supervise", "paths": list(self._paths)})
             self._channels[local_rank] = channel
         facts = self._own.prepare(check)
@@ -109,7 +113,11 @@ class WorkerStarter:
 
 
 class RemoteChild:
-    """A rank process of another worker; that worker reports its end."""
+    """A rank process of another worker of this node; that worker reports its end."""
+
+    node: Node = LOCAL
+    lost: str | None = None
+    ended_s: float | None = None
 
     def __init__(self, channel: Channel, pid: int) -> None:
         """Follow the child ``pid`` of the worker behind ``channel``."""

@@ -8,6 +8,7 @@ from typing import Literal
 
 from harness.record.codec import dumps, loads
 from harness.runtime.limits import PhaseLimits
+from harness.runtime.place import Place
 from harness.scenario.spec import Scenario
 
 ENGINE = "harness.runtime.engine:execute"
@@ -21,14 +22,19 @@ class Task:
     Attributes:
         attempt: Number of the attempt, from 1.
         world_size: Ranks of this scenario (not of the run).
-        store: Path of the attempt's ``FileStore``, on a node-local file system.
+        place: Node of the rank, and how it meets ranks on others.
+        store: File with the address of the attempt's ``TCPStore``: node-local, and over several
+            nodes in the shared run folder.
         folder: ``ranks/<scenario>/<attempt>`` of the run folder, absolute.
         cp_ranks: Logical context-parallel ranks this child runs (scorer level), else its own.
         num_threads: Threads torch may use in this child.
+        evidence: Words of ``--evidence``.
         inject: Faults as given with ``--inject``; the child applies those meant for its rank.
         allow_mixed: With a GPU, whether missing libraries may be stood in for.
         bare: With a GPU, not to wait for it at the end of each phase.
         core_dumps: With a GPU, to ask for core dumps of faulting kernels.
+        dump_bytes: What a rank may write of the inputs of wrong selections.
+        dump_all: To dump known, expected and modelled ones as well.
         engine: ``module:function`` called as ``function(task, journal)``.
     """
 
@@ -44,12 +50,16 @@ class Task:
     device: Literal["cpu", "cuda"] = "cpu"
     megatron: str | None = None
     inject: tuple[str, ...] = ()
+    evidence: tuple[str, ...] = ()
     allow_mixed: bool = False
     bare: bool = False
     core_dumps: bool = False
+    dump_bytes: int = 0
+    dump_all: bool = False
     isolation: Literal["scenario", "group", "none"] = "scenario"
     limits: PhaseLimits = field(default_factory=PhaseLimits)
     engine: str = ENGINE
+    place: Place = field(default_factory=Place)
 
     def _file(self, suffix: str) -> str:
         return str(Path(self.folder) / f"rank{self.global_rank}.{suffix}")
@@ -83,6 +93,11 @@ class Task:
     def stderr(self) -> str:
         """Path that receives the rank's standard error."""
         return self._file("err")
+
+    @property
+    def worker(self) -> int:
+        """Worker of the run whose process this is, counted over all nodes."""
+        return self.global_rank if self.place.num_nodes > 1 else self.local_rank
 
     def to_json(self) -> str:
         """Return the task as one line of JSON."""

@@ -13,6 +13,7 @@ from harness.record.evidence import NoteEvidence
 from harness.record.result import Attempt, Proof, ScenarioResult
 from harness.record.verdict import Outcome, Verdict
 from harness.runtime.attempts import Executed, utc_now
+from harness.runtime.cut_short import as_cut_short
 from harness.runtime.inject import for_scenario
 from harness.runtime.plan import Planned
 
@@ -44,6 +45,8 @@ class Verdicts:
             )
         except Exception:  # noqa: BLE001 (the traceback becomes the evidence)
             return self.failed(item, number, traceback.format_exc(), done)
+        if done.cut_short is not None:
+            attempt = as_cut_short(attempt, done.ranks, done.cut_short)
         notes = done.notes
         if done.shared_with:
             names = ", ".join(other.scenario.id for other in done.shared_with)
@@ -65,14 +68,24 @@ class Verdicts:
             notes=(NoteEvidence(topic="harness error", text=reason),),
         )
 
-    def not_run(self, item: Planned, number: int, missing: str) -> Attempt:
-        """Return the attempt that stands for a scenario that had nothing left to run on."""
+    def not_run(
+        self, item: Planned, number: int, missing: str, *, cut_short: bool = False
+    ) -> Attempt:
+        """Return the attempt that stands for a scenario that had nothing to run on.
+
+        Args:
+            item: The scenario.
+            number: Number of the attempt.
+            missing: What is missing.
+            cut_short: The run lost it on the way, so that it may be there when the run is resumed.
+        """
         return Attempt(
             number=number,
             verdict=Verdict.NOT_RUN,
             started_at=utc_now(),
             proof=Proof(injected=self._injected(item)),
             missing_capability=missing,
+            cut_short=missing if cut_short else None,
         )
 
     def result(self, item: Planned, attempts: tuple[Attempt, ...], rerun: str) -> ScenarioResult:

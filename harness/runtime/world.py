@@ -17,7 +17,7 @@ class World:
 
     Attributes:
         group_rank: Index of this worker's node (torchrun's ``GROUP_RANK``).
-        run_id: Name of the run that is equal on all workers of a node.
+        run_id: Name of the run, equal on all its workers.
         restart_count: How often the launcher restarted its workers.
         launcher: ``torchrun``, ``srun`` or ``none`` (started by hand, one worker).
     """
@@ -64,19 +64,22 @@ class World:
         if "RANK" in env:
             global_rank = _integer(env, "RANK")
             local_world_size = _integer(env, "LOCAL_WORLD_SIZE")
-            # With --virtual-local-rank every LOCAL_RANK is 0 (each worker sees its own GPU as
-            # device 0), but a node's ranks are consecutive all the same.
-            place = global_rank % local_world_size if local_world_size > 0 else 0
             world_size = _integer(env, "WORLD_SIZE")
             nodes = -(-world_size // local_world_size) if local_world_size > 0 else 1
+            num_nodes = _integer(env, "GROUP_WORLD_SIZE", str(nodes))
+            # With --virtual-local-rank every LOCAL_RANK is 0 (each worker sees its own GPU as
+            # device 0), but a node's ranks are consecutive all the same. Nodes of unequal size
+            # have no such rule, and their LOCAL_RANK is believed.
+            even = local_world_size > 0 and num_nodes * local_world_size == world_size
+            place = global_rank % local_world_size if even else 0
             return cls(
                 global_rank=global_rank,
                 local_rank=_integer(env, "LOCAL_RANK") or place,
                 world_size=world_size,
                 local_world_size=local_world_size,
                 group_rank=_integer(env, "GROUP_RANK", "0"),
-                num_nodes=_integer(env, "GROUP_WORLD_SIZE", str(nodes)),
-                run_id=env.get("TORCHELASTIC_RUN_ID", "none"),
+                num_nodes=num_nodes,
+                run_id=_torchrun_id(env),
                 restart_count=_integer(env, "TORCHELASTIC_RESTART_COUNT", "0"),
                 launcher="torchrun",
             )
@@ -104,6 +107,14 @@ def _integer(env: Mapping[str, str], name: str, default: str | None = None) -> i
         return int(text)
     except ValueError:
         raise WorldError(f"{name}: expected an integer, found {text!r}") from None
+
+
+def _torchrun_id(env: Mapping[str, str]) -> str:
+    """Name of a torchrun run; without --rdzv-id all are called ``none`` and the address tells."""
+    name = env.get("TORCHELASTIC_RUN_ID", "none")
+    if name == "none" and "MASTER_PORT" in env:
+        return f"none-{env.get('MASTER_ADDR', '')}-{env['MASTER_PORT']}"
+    return name
 
 
 def _slurm_tasks_here(env: Mapping[str, str]) -> int:

@@ -105,9 +105,8 @@ class Collection:
                 message = f"leads back to itself ({names}); remove one of these entries"
                 suite.report(where, f"scenarios[{number}]: {message}")
             elif len(inside) >= MAX_DEPTH:
-                suite.report(
-                    where, f"scenarios[{number}]: suites nested more than {MAX_DEPTH} levels deep"
-                )
+                message = f"suites nested more than {MAX_DEPTH} levels deep; name their files here"
+                suite.report(where, f"scenarios[{number}]: {message}")
             else:
                 yield self._take(found, inside)
 

@@ -125,6 +125,9 @@ Ranks = Annotated[
     WORD_OR_LIST,
 ]
 Rows = Annotated[Annotated[Literal["all"], WORD] | Annotated[Size, NUMBER], WORD_OR_NUMBER]
+EqualOrNumber = Annotated[
+    Annotated[Literal["equal"], WORD] | Annotated[int, Field(ge=0), NUMBER], WORD_OR_NUMBER
+]
 Release = Annotated[str, OneOf("modelled cudnn-frontend release", CUDNN_FRONTEND_RELEASES)]
 Overlay = Annotated[str, OneOf("overlay", tuple(OVERLAYS))]
 Overlays = Annotated[list[Overlay], AfterValidator(unique)]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
-from harness.record.evidence import BehaviourEvidence
+from harness.record.evidence import SHARED_PLAN, BehaviourEvidence
 from harness.record.result import Attempt, FactValue
 from harness.record.verdict import Verdict
 from harness.scenario.spec import KnownRule
@@ -38,6 +38,12 @@ FACTS = {
         values=("top_left", "bottom_right"),
         doc="Where the scoring kernel aligns its causal mask without offsets.",
     ),
+    "reports_unfused_plan": Fact(
+        values=_YES_NO, doc="The build reports an unfused scoring plan in its log."
+    ),
+    "has_host_layout": Fact(
+        values=_YES_NO, doc="The build can make layout tables from lengths on the host."
+    ),
     "has_layout_memo": Fact(
         values=_YES_NO, doc="Layout tables of a microbatch are kept and reused by later layers."
     ),
@@ -49,6 +55,23 @@ FACTS = {
     ),
     "warns_packed_cp_graphs": Fact(
         values=_YES_NO, doc="The build warns of packed DSA with CP under CUDA graphs."
+    ),
+    "says_global_ids": Fact(
+        values=_YES_NO, doc="Megatron's caller says that ids of indexer backward are global."
+    ),
+    "refuses_device": Fact(
+        values=_YES_NO, doc="The build refuses a scoring call over several devices."
+    ),
+    "refuses_dtype": Fact(values=_YES_NO, doc="The build refuses a scoring call of mixed dtypes."),
+    "refuses_view": Fact(values=_YES_NO, doc="The build refuses strided views in a scoring call."),
+    "refuses_tp_slice": Fact(
+        values=_YES_NO, doc="The build refuses a part of the indexer's heads in a scoring call."
+    ),
+    "refuses_gradient_arity": Fact(
+        values=_YES_NO, doc="The build checks the number of gradients of its fused function."
+    ),
+    "refuses_missing_bounds": Fact(
+        values=_YES_NO, doc="The build refuses a scoring call with starts or ends alone."
     ),
 }
 """Probed fact names that ``known`` rules may ask for."""
@@ -156,12 +179,20 @@ class Observed:
 
     Attributes:
         behaviours: Faulty behaviours whose prediction explains every judged row.
+        wrong_values: Names of values beyond their tolerance.
+        plans: Canonical plans that layers took.
+        deviations: Kinds of deviations of path and layout memo.
+        wrong_tables: Layout tables that differ.
         kernel: Kernel of the address fault, if there is one.
         exception: Qualified class name of the exception of the first faulty rank.
     """
 
     verdict: Verdict
     behaviours: frozenset[str] = frozenset()
+    wrong_values: frozenset[str] = frozenset()
+    plans: frozenset[str] = frozenset()
+    deviations: frozenset[str] = frozenset()
+    wrong_tables: frozenset[str] = frozenset()
     phase: str | None = None
     kernel: str | None = None
     exception: str | None = None
@@ -183,6 +214,12 @@ def observe(attempt: Attempt) -> Observed:
     return Observed(
         verdict=attempt.verdict,
         behaviours=explained_by(attempt.behaviours),
+        wrong_values=frozenset(value.name for value in attempt.values if not value.within),
+        plans=frozenset(
+            path.plan for path in attempt.paths if path.plan != SHARED_PLAN
+        ),
+        wrong_tables=frozenset(item.table for item in attempt.layouts if not item.equal),
+        deviations=frozenset(deviation.kind for deviation in attempt.deviations),
         phase=None if fault is None or fault.phase is None else str(fault.phase),
         kernel=None if address is None else address.kernel,
         exception=None if raised is None else raised.type,
@@ -219,6 +256,18 @@ def mismatch(rule: KnownRule, observed: Observed) -> str | None:
         return f"the rule says {rule.verdict}, the run showed {observed.verdict}"
     if rule.behaviour is not None and rule.behaviour not in observed.behaviours:
         return f"the picks are not those that {rule.behaviour} predicts"
+    for names, wrong in (
+        (rule.values, observed.wrong_values),
+        (rule.tables, observed.wrong_tables),
+    ):
+        if names and set(names) != wrong:
+            return f"the rule says that {_listed(names)} are wrong, the run showed {_listed(wrong)}"
+    for what, wanted, seen in (
+        ("plan", rule.plan, observed.plans),
+        ("deviation", rule.deviation, observed.deviations),
+    ):
+        if wanted is not None and seen != {wanted}:
+            return f"the rule says {what} {wanted}, the run showed {_listed(seen)}"
     pairs = (
         ("phase", rule.phase, observed.phase),
         ("kernel", rule.kernel, observed.kernel),
@@ -228,6 +277,10 @@ def mismatch(rule: KnownRule, observed: Observed) -> str | None:
         if wanted is not None and wanted != found:
             return f"the rule says {what} {wanted}, the run showed {found or 'none'}"
     return None
+
+
+def _listed(found: Iterable[str]) -> str:
+    return ", ".join(sorted(found)) or "none"
 
 
 def _as_written(found: str | None, wanted: str | None) -> str | None:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, get_type_hints
 
 from pydantic import AfterValidator, BaseModel, Field, create_model
 
+from harness.scenario import call_sections as c
 from harness.scenario import fields as f
 from harness.scenario import sections as s
 
@@ -20,7 +21,10 @@ _SECTIONS: dict[str, type[BaseModel]] = {
     "values": s.Values,
     "training": s.Training,
     "graph": s.Graph,
+    "kernel_call": c.KernelCall,
+    "perturb": c.Perturb,
     "reference": s.Reference,
+    "compare": s.Compare,
     "expect": s.Expect,
     "limits": s.Limits,
 }

@@ -58,9 +58,30 @@ DEFECTS = {
 }
 """Known defects that the kernel models can show; ``harness.kernels.defects`` has their reports."""
 
+KERNEL_WRAPPERS = {
+    "indexer_backward": "gradients of the indexer over its selected keys",
+    "sparse_attention_backward": "gradients of sparse attention over the selected keys",
+    "sparse_attn_score_recompute": "attention probabilities over the selected keys",
+}
+"""Wrappers that level ``kernel`` calls on their own."""
+
+PERTURBATIONS = {
+    "device": "the indexer's keys are on another device than its queries",
+    "dtype": "the indexer's keys have another dtype than its queries",
+    "view": "the indexer's queries are a strided view of a larger tensor, equal in value",
+    "tp_slice": "the indexer's queries and weights hold one half of the heads, as if they were "
+    "split over tensor-parallel ranks",
+    "gradient_arity": "the fused function's backward returns one gradient less than it had inputs",
+    "missing_starts": "the rows' first keys are missing, their last ones are there",
+    "missing_ends": "the rows' last keys are missing, their first ones are there",
+}
+"""Facts of the production call that ``perturb`` can break."""
+
 BEHAVIOURS = {
     "chunk_local_window": "each local chunk sees only the first keys of its sequence, as many as "
     "the row's place in the chunk, as if its causal offset were zero",
+    "half_heads": "scores are summed over the first half of the indexer's heads, as if the rest "
+    "were on another tensor-parallel rank",
 }
 """Faulty behaviours whose prediction the picks are compared with."""
 

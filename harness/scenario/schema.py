@@ -7,6 +7,7 @@ from typing import Annotated, Any, get_type_hints
 
 from pydantic import AfterValidator, BaseModel, Discriminator, Field, Tag, TypeAdapter
 
+from harness.scenario import call_sections as c
 from harness.scenario import fields as f
 from harness.scenario import sections as s
 from harness.scenario.matrix_schema import Matrix
@@ -42,7 +43,8 @@ class ScenarioFile(f.Section):
     """Name of a file in ``configs/models``, or a mapping, or a mapping with ``base``."""
     level: s.Level = "attention"
     """``scorer``: the dispatcher's hooks on synthetic inputs; ``attention``: DSAttention with
-    real gathers; ``model``: whole layers with loss and backward."""
+    real gathers; ``model``: whole layers with loss and backward; ``kernel``: one kernel wrapper
+    called on its own."""
     kernels: s.Kernels = s.Kernels()
     overlays: f.Overlays = Field(default=[])
     """Corrections or perturbations to switch on."""
@@ -54,13 +56,18 @@ class ScenarioFile(f.Section):
     values: s.Values = s.Values()
     training: s.Training = s.Training()
     graph: s.Graph = s.Graph()
+    kernel_call: c.KernelCall = c.KernelCall()
+    perturb: c.Perturb = c.Perturb()
     reference: s.Reference = s.Reference()
+    compare: s.Compare = s.Compare()
     matrix: Matrix | None = None  # type: ignore[valid-type]
     """Dotted paths to lists of values; expands to one named scenario per combination."""
     expect: s.Expect = s.Expect()
     known: list[s.Known] = Field(default=[])
     published: list[s.Published] = Field(default=[])
     limits: s.Limits = s.Limits()
+    repeat: Annotated[int, Field(ge=1, le=1000)] = 1
+    """Attempts, for what comes and goes; all are kept, and the worst decides."""
 
 
 REQUIRED = tuple(name for name, field in ScenarioFile.model_fields.items() if field.is_required())

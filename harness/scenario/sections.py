@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from pydantic import AfterValidator, Field, create_model
 
+from harness.record.deviation import DeviationKind
 from harness.record.result import Phase
 from harness.record.verdict import Verdict
 from harness.scenario import fields as f
@@ -117,9 +118,11 @@ class Microbatch(f.Section):
     key_positions: Literal["derived", "explicit"] = "derived"
     """``explicit`` hands the scorer custom key positions, which it must decline."""
     qkv_format: Literal["thd", "sbhd"] = "thd"
+    real_token_mask_q: bool = False
+    """Hands Megatron the mask of real rows, so that padding counts in no loss."""
 
 
-Level = Literal["scorer", "attention", "model"]
+Level = Literal["scorer", "attention", "model", "kernel"]
 Microbatches = Annotated[list[Microbatch], Field(min_length=1)]
 Schedule = Annotated[list[f.Step], Field(min_length=1)]
 
@@ -167,6 +170,23 @@ class Reference(f.Section):
     dtype: Literal["fp32", "fp64"] = "fp32"
 
 
+class Compare(f.Section):
+    """What is run again in the same processes, and held against the first run."""
+
+    context_parallel_size: Annotated[list[f.GroupSize], AfterValidator(f.unique)] = Field(
+        default=[]
+    )
+    """CP sizes at which the same packs run again."""
+    dtype: Literal["fp32"] | None = None
+    """``fp32``: everything runs again in fp32 and is judged by the bounds of fp32."""
+    launches: Annotated[
+        list[Literal["again", "chunked", "grad", "alone"]], AfterValidator(f.unique)
+    ] = Field(default=[])
+    """Further launches that have to select the same keys: ``again`` as it was, ``chunked`` in
+    several row chunks, ``grad`` with gradients the other way round, ``alone`` each sequence by
+    itself."""
+
+
 PlanName = Literal["plain_causal", "packed_single", "packed_thd", "unfused_bounds", "decline"]
 VerdictName = Annotated[Verdict, Field(strict=False)]
 
@@ -178,6 +198,14 @@ class Expect(f.Section):
     plan: PlanName | None = None
     """Scoring plan that has to be taken."""
     layout_builds_per_microbatch: Annotated[int, Field(ge=0)] | None = None
+    """How often layout tables are built for one microbatch on one rank, over all layers."""
+    diagnostics: Annotated[int, Field(ge=0)] | None = None
+    """Warnings that the build gives about its path on rank 0, in the whole scenario."""
+    host_reads_per_layer: f.EqualOrNumber | None = None
+    """Times one layer's forward makes the host wait for a value or a size; ``equal``: as often in
+    every layer."""
+    graph_warnings: Annotated[int, Field(ge=0)] | None = None
+    """Warnings of packed DSA under CUDA graphs that the construction gives."""
     kernel_calls: dict[f.Word, Annotated[int, Field(ge=0)]] = Field(default={})
     """Kernel or hook name to the number of calls of one forward on one rank."""
 
@@ -230,6 +258,14 @@ class Known(f.Section):
     verdict: VerdictName
     behaviour: f.Behaviour | None = Field(default=None, alias="as")
     """Faulty behaviour whose prediction the picks must equal; due for ``wrong_selection``."""
+    values: Annotated[list[f.Line], AfterValidator(f.unique)] = Field(default=[])
+    """Exactly those values that are wrong, under ``wrong_value`` and ``wrong_gradient``."""
+    plan: PlanName | None = None
+    """Plan that every layer takes."""
+    deviation: DeviationKind | None = None
+    """Kind of the only deviations of path or layout memo."""
+    tables: Annotated[list[f.Line], AfterValidator(f.unique)] = Field(default=[])
+    """Exactly those layout tables that differ."""
     phase: Annotated[Phase, Field(strict=False)] | None = None
     kernel: f.Line | None = None
     exception: f.Line | None = None

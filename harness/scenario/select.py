@@ -81,7 +81,9 @@ class _Parser:
     def _one(self) -> Predicate:
         self.depth += 1
         if self.depth > _MAX_DEPTH:
-            raise ExpressionError(f"{self.named}nested more than {_MAX_DEPTH} levels deep")
+            raise ExpressionError(
+                f"{self.named}nested more than {_MAX_DEPTH} levels deep; leave out parentheses"
+            )
         try:
             if self._take("not"):
                 inner = self._one()

@@ -12,8 +12,9 @@ from typing import Literal
 
 from harness.record.codec import dumps, to_jsonable
 from harness.record.verdict import Verdict
+from harness.scenario.call_spec import KernelCallSpec, PerturbSpec
 
-Level = Literal["scorer", "attention", "model"]
+Level = Literal["scorer", "attention", "model", "kernel"]
 Backend = Literal["none", "cudnn", "tilelang"]
 KernelSource = Literal["auto", "hardware", "modelled"]
 KeyPositions = Literal["derived", "explicit"]
@@ -52,6 +53,15 @@ class ModelSpec:
     dsa_indexer_rope_interleaved: bool = False
     dsa_indexer_rotate_activation: bool = False
     dsa_indexer_scoring_relu: bool = True
+
+    def source_layer(self, layer: int) -> int:
+        """Return the layer whose picks a layer attends with: its own, or an earlier one's.
+
+        Layers count from 1. Those up to ``dsa_indexer_skip_topk_offset`` (at least the first)
+        pick for themselves; behind them one in ``dsa_indexer_topk_freq`` does.
+        """
+        behind = layer - max(self.dsa_indexer_skip_topk_offset, 1)
+        return layer if behind <= 0 else layer - behind % self.dsa_indexer_topk_freq
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,6 +112,7 @@ class MicrobatchSpec:
         tail_padding: Rows behind the last sequence that no sequence owns, over the whole group.
         cp: Effective CP size, None for the configured one.
         key_positions: ``explicit`` hands the scorer custom key positions, which must be declined.
+        real_token_mask_q: Hands Megatron the mask of real rows, so that padding counts in no loss.
     """
 
     sequences: tuple[int, ...]
@@ -112,6 +123,7 @@ class MicrobatchSpec:
     cp: int | None = None
     key_positions: KeyPositions = "derived"
     qkv_format: QkvFormat = "thd"
+    real_token_mask_q: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -158,12 +170,30 @@ class ReferenceSpec:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class CompareSpec:
+    """What is run again in the same processes, and held against the first run.
+
+    Attributes:
+        context_parallel_size: CP sizes at which the same packs run again.
+        dtype: ``fp32``: everything runs again in fp32 and is judged by the bounds of fp32.
+        launches: Further launches of the same pack, names of ``harness.record.launches``.
+    """
+
+    context_parallel_size: tuple[int, ...] = ()
+    dtype: Literal["fp32"] | None = None
+    launches: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ExpectSpec:
     """What a right build shows; None fields are not checked."""
 
     verdict: Verdict = Verdict.PASS
     plan: PlanName | None = None
     layout_builds_per_microbatch: int | None = None
+    diagnostics: int | None = None
+    host_reads_per_layer: Literal["equal"] | int | None = None
+    graph_warnings: int | None = None
     kernel_calls: dict[str, int] = field(default_factory=dict)
 
 
@@ -177,11 +207,19 @@ class KnownRule:
             effective version; ``arch`` and ``source`` take strings; ``overlays`` takes a list
             that must be equal as a set.
         behaviour: Faulty behaviour whose prediction the picks must equal (YAML key ``as``).
+        values: Names of exactly those values that are beyond their tolerance.
+        plan: Canonical plan that every layer takes.
+        deviation: Kind of the only deviations of path or layout memo.
+        tables: Names of exactly those layout tables that differ.
     """
 
     when: dict[str, bool | str | tuple[str, ...]]
     verdict: Verdict
     behaviour: str | None = None
+    values: tuple[str, ...] = ()
+    plan: PlanName | None = None
+    deviation: str | None = None
+    tables: tuple[str, ...] = ()
     phase: str | None = None
     kernel: str | None = None
     exception: str | None = None
@@ -228,11 +266,15 @@ class Scenario:
     values: ValuesSpec = field(default_factory=ValuesSpec)
     training: TrainingSpec = field(default_factory=TrainingSpec)
     graph: GraphSpec = field(default_factory=GraphSpec)
+    kernel_call: KernelCallSpec = field(default_factory=KernelCallSpec)
+    perturb: PerturbSpec = field(default_factory=PerturbSpec)
     reference: ReferenceSpec = field(default_factory=ReferenceSpec)
+    compare: CompareSpec = field(default_factory=CompareSpec)
     expect: ExpectSpec = field(default_factory=ExpectSpec)
     known: tuple[KnownRule, ...] = ()
     published: tuple[Published, ...] = ()
     limits: LimitsSpec = field(default_factory=LimitsSpec)
+    repeat: int = 1
 
     @property
     def num_ranks(self) -> int:
@@ -259,5 +301,5 @@ class Scenario:
         return hashlib.sha256(dumps(run).encode()).hexdigest()[:12]
 
 
-_SAID = ("expect", "known", "published", "summary", "source", "tags")
+_SAID = ("expect", "known", "published", "summary", "source", "tags", "repeat")
 """Keys of a scenario that change nothing of what is run."""

@@ -134,6 +134,15 @@ def _ranks(scenario: Scenario, pack: Pack) -> tuple[RankPlan, ...]:
 
 
 def _notes(scenario: Scenario) -> Iterator[str]:
+    if scenario.level == "kernel":
+        call = scenario.kernel_call
+        yield (
+            f"{call.wrapper} is called on its own: {call.keys} keys, "
+            f"{call.width(scenario.model.dsa_indexer_topk)} slots, "
+            f"{call.count(scenario.model.dsa_indexer_topk)} keys selected by each row; the plan "
+            "and the memory of a whole forward do not apply"
+        )
+        return
     topk = scenario.model.dsa_indexer_topk
     for index, microbatch in enumerate(scenario.microbatches):
         lengths = microbatch.kv_sequences or microbatch.sequences

@@ -25,6 +25,8 @@ MAX_ALIASES = 64
 MAX_NODES = 50_000
 """Greatest number of values, each alias counted for all it stands for."""
 
+_TOO_DEEP = f"nested more than {MAX_DEPTH} levels deep; no valid file needs more than six"
+
 _CORE = "tag:yaml.org,2002:"
 _PLAIN = "plain"
 _INT = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
@@ -140,9 +142,10 @@ def _check_bounds(text: str) -> None:
         elif isinstance(event, yaml.AliasEvent):
             aliases += 1
         if depth > MAX_DEPTH:
-            raise _Refused(_mark(event.start_mark), f"nested more than {MAX_DEPTH} levels deep")
+            raise _Refused(_mark(event.start_mark), _TOO_DEEP)
         if aliases > MAX_ALIASES:
-            raise _Refused(_mark(event.start_mark), f"more than {MAX_ALIASES} aliases in one file")
+            message = f"more than {MAX_ALIASES} aliases in one file; write some of them out"
+            raise _Refused(_mark(event.start_mark), message)
 
 
 def _mark(mark: Any) -> Mark:
@@ -156,7 +159,7 @@ def _explain(error: yaml.MarkedYAMLError, text: str) -> tuple[Mark, str]:
     if error.problem == "but found another document":
         return _mark(where), "one scenario per file; found a second document behind '---'"
     if error.problem == "exceeded maximum nesting depth":
-        return _mark(where), f"nested more than {MAX_DEPTH} levels deep"
+        return _mark(where), _TOO_DEEP
     lines = text.splitlines()
     line = lines[where.line] if where.line < len(lines) else ""
     if "\t" in line[: where.column + 1]:
@@ -188,7 +191,8 @@ class _Reader:
         self.num_nodes += 1
         # An alias may hold itself, or double with every level, so the tree is bounded as well.
         if depth > MAX_DEPTH:
-            raise _Refused(mark, f"nested more than {MAX_DEPTH} levels deep, aliases written out")
+            message = f"nested more than {MAX_DEPTH} levels deep, aliases written out; use fewer"
+            raise _Refused(mark, message)
         if self.num_nodes > MAX_NODES:
             raise _Refused(mark, f"more than {MAX_NODES} values, aliases written out; use fewer")
         self.document.values[path] = mark

@@ -68,9 +68,10 @@ def torchrun(nproc: int, *arguments: str, timeout_s: float = 240) -> subprocess.
     )
 
 
-def run(nproc: int, paths: list[Path], out: Path, *arguments: str) -> Run:
+def run(nproc: int, paths: list[Path], out: Path, *arguments: str, timeout_s: float = 240) -> Run:
     """Run scenario files under torchrun and read the records back."""
-    done = torchrun(nproc, "--scenario", *map(str, paths), "--out", str(out), *arguments)
+    words = ("--scenario", *map(str, paths), "--out", str(out), *arguments)
+    done = torchrun(nproc, *words, timeout_s=timeout_s)
     output = done.stdout + done.stderr
     folders = sorted(out.iterdir()) if out.exists() else []
     assert len(folders) == 1, f"expected one run folder, found {folders}\n{output}"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import sys
+import types
 
 import pytest
 import torch
@@ -115,3 +117,59 @@ def test_arguments_can_be_dressed_on_their_way_in():
         result = getattr(module, BUILDER)(4, 2, torch.device("cpu"))
     assert result.numel() == 16
     assert recorder.of("zigzag_reorder")[0].arguments["sq"] == 8
+
+
+def test_facts_say_which_hooks_a_build_must_have():
+    with installed(Recorder(), "0.19.2", {"has_scoring_plan": False}):
+        pass
+    missing = pytest.raises(MissingHookError, match=r"0\.99\.0 has no .*dsa_scoring_plan.*'plan'")
+    with missing, installed(Recorder(), "0.99.0", {"has_scoring_plan": True}):
+        pass
+
+
+def test_hooks_that_a_build_may_lack_are_named():
+    recorder = Recorder()
+    with installed(recorder, "0.19.2"):
+        assert "plan" in recorder.absent and "fused_topk" not in recorder.absent
+
+
+def test_a_function_imported_by_name_is_observed_there_and_put_back(monkeypatch):
+    layout = importlib.import_module(LAYOUT)
+    original = layout.build_packed_cp_indexer_layout
+    importer = types.ModuleType("importer")
+    importer.build_packed_cp_indexer_layout = original
+    monkeypatch.setitem(sys.modules, LAYOUT.replace("dsa_layout", "dsa_importer"), importer)
+    recorder = Recorder()
+    with installed(recorder, "0.19.2"):
+        boundaries = torch.tensor([0, 8])
+        importer.build_packed_cp_indexer_layout(
+            boundaries, boundaries, cp_size=2, cp_rank=0, key_size=8
+        )
+        assert recorder.counts() == {"segment_tables": 1}, "seen once"
+    assert importer.build_packed_cp_indexer_layout is original
+    assert layout.build_packed_cp_indexer_layout is original
+
+
+def test_calls_aside_are_kept_apart_and_free_of_planted_faults():
+    recorder = Recorder()
+    recorder.transforms["double"] = lambda call, result: result * 2
+    recorder.record("double", "modelled", None, {}, lambda: 1)
+    with recorder.aside() as calls:
+        assert recorder.record("double", "modelled", None, {}, lambda: 21) == 21
+    assert [call.result for call in calls] == [21]
+    assert [call.result for call in recorder.calls] == [2]
+    assert recorder.record("double", "modelled", None, {}, lambda: 3) == 6
+
+
+def test_a_call_keeps_who_made_it_and_how_long_it_took():
+    recorder = Recorder()
+    module = importlib.import_module(LAYOUT)
+
+    def asks() -> None:
+        getattr(module, BUILDER)(4, 2, torch.device("cpu"))
+
+    with installed(recorder, "0.19.2"):
+        asks()
+    (call,) = recorder.calls
+    assert call.caller.endswith("asks")
+    assert call.took_s > 0

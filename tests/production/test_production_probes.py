@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from harness.production.call_checks import CALL_FACTS
 from harness.production.locate import DSA_FOLDER, find_build
 from harness.production.probes import build_facts
 
@@ -34,9 +35,12 @@ def test_released_build():
     assert facts == {
         "passes_causal_offsets": False,
         "has_scoring_plan": False,
+        "reports_unfused_plan": False,
         "has_layout_memo": False,
+        "has_host_layout": False,
         "has_dynamic_cp": False,
         "warns_packed_cp_graphs": False,
+        **dict.fromkeys(CALL_FACTS, False),
     }
 
 
@@ -46,7 +50,10 @@ def test_released_build():
         ({"dsa_cudnn_kernels": "f(q, q_causal_offsets=o)\n"}, "passes_causal_offsets"),
         ({"dsa_cudnn_kernels": "f(q, **{'q_causal_offsets': o})\n"}, "passes_causal_offsets"),
         ({"dsa_scoring_plan": "class Plan: ...\n"}, "has_scoring_plan"),
+        ({"dsa_kernels": "report_unfused_scoring_once(d, 'x')\n"}, "reports_unfused_plan"),
         ({"dsa_layout": "def _memo_key(): ...\n"}, "has_layout_memo"),
+        ({"dsa": "class A:\n    def _memoized(self): ...\n"}, "has_layout_memo"),
+        ({"dsa_layout": "def build_tables_from_host(): ...\n"}, "has_host_layout"),
         ({"params": "class P:\n    dsa_layout_memo: dict = None\n"}, "has_layout_memo"),
         ({"config": "class C:\n    dynamic_context_parallel: bool = False\n"}, "has_dynamic_cp"),
         (
@@ -65,6 +72,7 @@ def test_words_in_comments_and_docstrings_flip_nothing(checkout):
         checkout(
             dsa_cudnn_kernels='"""Passes q_causal_offsets."""\n# f(q_causal_offsets=o)\n',
             dsa_layout='"""A memo would help."""\n',
+            dsa='def report_unfused_scoring_once(): ...\n"""report_unfused_scoring_once()"""\n',
         )
     )
     assert not any(facts.values())

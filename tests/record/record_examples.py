@@ -9,6 +9,7 @@ import typing
 from typing import Any
 
 from harness.record import environment, evidence, result
+from harness.record.deviation import Deviation
 from harness.record.result import Attempt, FaultReport, ScenarioResult
 from harness.record.verdict import Outcome, Verdict
 
@@ -42,6 +43,8 @@ def _consistent(cls: type) -> dict[str, object]:
             "fault": example(FaultReport),
             "missing_capability": None,
         }
+    if cls is Deviation:
+        return {"kind": "plan"}
     if cls is ScenarioResult:
         return {
             "schema_version": result.SCHEMA_VERSION,

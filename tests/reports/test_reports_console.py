@@ -50,7 +50,7 @@ def test_a_passing_run_at_a_glance() -> None:
         "run 20260501-100000-sample: 4 ranks on 1 node, isolation scenario, 2026-05-01T10:00:00Z"
     )
     assert lines[-2:] == [
-        "1 scenario: 1 expected (1 pass); 1.2 s",
+        "1 scenario: 1 expected (1 pass); 1.2 s in scenarios, 20.0 s from start to end",
         "exit code 0: all as expected or known",
     ]
     assert any(line.startswith("proves: Modelled kernels prove layout") for line in lines)

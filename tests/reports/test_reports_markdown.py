@@ -131,7 +131,7 @@ def test_a_crash_has_its_ranks_and_its_command() -> None:
     rows = table(text, "global_rank", "How each rank ended")
     assert rows[3] == [
         "2", "first fault", "n1", "-", "SIGSEGV", "-", "-", "score",
-        '{"e": "phase", "phase": "score"}', "ranks/faults_crash/rank2.stacks",
+        '{"e": "phase", "phase": "score"}', "ranks/faults_crash/rank2.stacks", "-",
     ]  # fmt: skip
     assert rows[1][1:6] == ["victim", "n1", "-", "SIGKILL by the harness", "-"]
     fences = [token for token in PARSER.parse(text) if token.type == "fence"]

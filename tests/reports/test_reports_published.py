@@ -59,7 +59,7 @@ def test_a_block_of_the_report_names_the_figure() -> None:
     results = [with_figure(released_defect())]
     page = render_markdown(summarise(run_record(results), results))
     assert f"- **published**: overlap without offsets: 0.02 to 0.25 (<{FIGURE.link}>)" in page
-    assert "- **kernel window**: cp_rank 3: 48 of 64 rows short" in page
+    assert "- **window**: cp_rank 3: 48 of 64 rows short" in page
 
 
 @pytest.mark.parametrize("stored", ["nothing", None, "text", [], [1], [{"what": "x"}]])

@@ -12,21 +12,21 @@ from sample_records import ALL, crash, passing, write_run
 
 from harness.record.files import RUN_FILE, result_path
 from launch.report import report
-from reports.render import MARKDOWN_FILE, write_all
+from reports.render import DOCUMENTS, FORMATS, MARKDOWN_FILE, write_all
 from reports.store import RunFolderError
 
 
 def test_documents_are_rebuilt_from_the_files_alone(tmp_path: Path) -> None:
     write_run(tmp_path, [maker() for maker in ALL])
     paths = write_all(tmp_path)
-    assert paths == [tmp_path / MARKDOWN_FILE]
-    first = paths[0].read_bytes()
-    paths[0].unlink()
-    write_all(tmp_path)
-    assert paths[0].read_bytes() == first
-    write_all(tmp_path)
-    assert paths[0].read_bytes() == first
-    assert {path.name for path in tmp_path.iterdir()} == {"run.json", "results", "report.md"}
+    assert paths == [tmp_path / name for name in DOCUMENTS]
+    first = [path.read_bytes() for path in paths]
+    for path in paths:
+        path.unlink()
+    for _ in range(2):
+        write_all(tmp_path)
+        assert [path.read_bytes() for path in paths] == first
+    assert {path.name for path in tmp_path.iterdir()} == {"run.json", "results", *DOCUMENTS}
 
 
 def test_cut_files_are_told_in_the_report(tmp_path: Path) -> None:
@@ -34,7 +34,8 @@ def test_cut_files_are_told_in_the_report(tmp_path: Path) -> None:
     result_path(tmp_path, crash().id).write_text("{")
     text = write_all(tmp_path)[0].read_text()
     assert "- warning: results/faults_crash_cp4" in text
-    assert "no result: the run did not come to it, or its file is lost" in text
+    assert "no result: results/faults_crash_cp4" in text
+    assert "cut or no JSON at line 1 column 2" in text
     (tmp_path / RUN_FILE).unlink()
     assert "exit code unknown" in write_all(tmp_path)[0].read_text()
 
@@ -67,10 +68,12 @@ def test_command_prints_and_rebuilds(tmp_path: Path) -> None:
     shown = CliRunner().invoke(report, [str(tmp_path)])
     assert shown.exit_code == 0
     assert shown.stdout.splitlines()[-1].startswith("exit code 4: ")
-    written = (tmp_path / MARKDOWN_FILE).read_text()
-    shown = CliRunner().invoke(report, [str(tmp_path), "--format", "markdown"])
-    assert shown.exit_code == 0
-    assert shown.stdout == written
+    for form, name in FORMATS.items():
+        written = (tmp_path / name).read_text(encoding="utf-8")
+        shown = CliRunner().invoke(report, [str(tmp_path), "--format", form])
+        assert shown.exit_code == 0
+        assert shown.stdout == written
+    assert set(FORMATS.values()) == set(DOCUMENTS)
 
 
 @pytest.mark.parametrize("made", [False, True])
@@ -97,7 +100,7 @@ def test_a_folder_that_cannot_be_written_is_still_read_out(
     shown = CliRunner().invoke(report, [str(tmp_path)])
     assert shown.exit_code == 0
     assert shown.stdout.splitlines()[-1] == "exit code 0: all as expected or known"
-    assert "report.md was not rebuilt" in shown.stderr
+    assert "the documents were not rebuilt" in shown.stderr
     assert not (tmp_path / MARKDOWN_FILE).exists()
 
 

@@ -35,11 +35,13 @@ from reports.overlap import (
 from reports.proof import (
     HARDWARE_MEANING,
     MODELLED_MEANING,
+    NO_MEMO,
     NOTHING_MEANING,
+    UNWATCHED_MEMO,
     kernels_text,
     run_proof,
 )
-from reports.summary import Need, need_of, summarise, totals_line
+from reports.summary import Need, missing_text, need_of, summarise, totals_line
 
 
 def texts(item: ScenarioResult) -> dict[str, str]:
@@ -90,7 +92,7 @@ def test_counts_and_totals() -> None:
     }
     assert totals_line(summary) == (
         "6 scenarios: 2 unexpected (1 crash, 1 wrong_selection), 1 fixed (1 pass), 1 not_run, "
-        "2 expected (2 pass); 7.5 s"
+        "2 expected (2 pass); 7.5 s in scenarios, 20.0 s from start to end"
     )
 
 
@@ -122,6 +124,19 @@ def test_a_run_that_is_not_over_has_no_exit_code() -> None:
         "exit code unknown: the run is not over, or was killed (1 of 3 scenarios have a result)"
     )
     assert totals_line(summary).startswith("3 scenarios: 1 expected (1 pass), 2 without a result")
+
+
+def test_why_a_scenario_has_no_result() -> None:
+    def why(code: int | None, *warnings: str) -> str:
+        record = run_record([passing()], scenario_ids=(passing().id, "lost"), exit_code=code)
+        return missing_text(summarise(record, [passing()], warnings=warnings), "lost")
+
+    assert why(None) == "no result: the run did not come to it"
+    assert why(130) == "no result: the run did not come to it"
+    assert why(0) == "no result: results/lost.json is not there"
+    cut = "results/lost.json: empty; the write did not finish"
+    assert why(0, cut) == f"no result: {cut}"
+    assert why(None, cut) == f"no result: {cut}"
 
 
 def test_without_a_run_record_the_code_is_not_vouched_for() -> None:
@@ -282,7 +297,7 @@ def test_findings_of_a_crash() -> None:
 
 
 def test_findings_of_attempts_address_and_path() -> None:
-    assert texts(hang())["attempts"] == "2 attempts, the last one decides; before it: hang"
+    assert texts(hang())["attempts"] == "2 attempts, number 2 decides; the others: 1 hang"
     found = texts(memory_fault())
     assert found["exception"] == (
         "harness.kernels.addresses.AddressFault: address outside the operand"
@@ -342,12 +357,13 @@ def kernels(name: str, origin: str) -> ScenarioResult:
 
 
 def test_what_a_run_proves() -> None:
-    assert run_proof([kernels("a", MODELLED)]).meaning == (MODELLED_MEANING,)
-    assert run_proof([kernels("a", "hardware")]).meaning == (HARDWARE_MEANING,)
+    unwatched = UNWATCHED_MEMO
+    assert run_proof([kernels("a", MODELLED)]).meaning == (MODELLED_MEANING, unwatched)
+    assert run_proof([kernels("a", "hardware")]).meaning == (HARDWARE_MEANING, unwatched)
     both = run_proof([kernels("a", MODELLED), kernels("b", "hardware")])
-    assert both.meaning == (HARDWARE_MEANING, MODELLED_MEANING)
+    assert both.meaning == (HARDWARE_MEANING, MODELLED_MEANING, unwatched)
     assert list(both.kernels) == ["hardware", MODELLED]
-    assert run_proof([kernels("a", "torch")]).meaning == (NOTHING_MEANING,)
+    assert run_proof([kernels("a", "torch")]).meaning == (NOTHING_MEANING, unwatched)
     assert run_proof([not_run()]).meaning == (NOTHING_MEANING,)
 
 
@@ -361,6 +377,48 @@ def test_facts_on_which_scenarios_disagree_are_both_shown() -> None:
         "has_layout_memo": "not probed",
         "passes_causal_offsets": "False or True",
     }
+
+
+def test_a_fact_that_goes_with_the_release_names_it() -> None:
+    def probed(release: str, value: bool) -> ScenarioResult:
+        proof = Proof(kernels={"indexer_forward": release}, facts={"accepts_offsets": value})
+        return result(release, [attempt(Verdict.PASS, proof=proof)], Outcome.EXPECTED)
+
+    old = [probed(f"modelled 1.{minor}.0 sm100", False) for minor in range(20, 26)]
+    facts = run_proof([*old, probed(MODELLED, True)]).facts
+    assert facts["accepts_offsets"] == (
+        "False (modelled 1.20.0 sm100; modelled 1.21.0 sm100; modelled 1.22.0 sm100; "
+        f"modelled 1.23.0 sm100; 2 more), True ({MODELLED})"
+    )
+
+
+def test_nothing_is_claimed_of_a_memo_that_the_build_lacks() -> None:
+    proof = Proof(kernels={"op": MODELLED}, facts={"has_layout_memo": False})
+    lacking = result("a", [attempt(Verdict.PASS, proof=proof)], Outcome.EXPECTED)
+    assert NO_MEMO in run_proof([lacking]).meaning
+    assert UNWATCHED_MEMO in run_proof([lacking, passing()]).meaning
+
+
+def test_time_of_the_whole_run_stands_beside_that_of_the_scenarios() -> None:
+    def wall(**changes: object) -> float | None:
+        return summarise(run_record([passing()], **changes), [passing()]).wall_s
+
+    assert wall() == 20.0
+    assert wall(finished_at=None) is None
+    assert wall(started_at="yesterday") is None
+    assert wall(finished_at="2026-05-01T10:00:20") is None
+    assert summarise(None, [passing()]).wall_s is None
+    assert totals_line(summarise(None, [passing()])).endswith("; 1.2 s in scenarios")
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [("killed", "the run was killed"), ("interrupted", "the run was interrupted")],
+)
+def test_how_a_run_ended_without_a_code_is_told(state: str, words: str) -> None:
+    record = run_record([passing()], exit_code=None, finished_at=None, state=state)
+    line = summarise(record, [passing()]).exit_line
+    assert line == f"exit code unknown: {words} (1 of 1 scenario have a result)"
 
 
 def test_plans_of_all_ranks_are_shown() -> None:

@@ -189,7 +189,8 @@ def test_the_named_rank_takes_the_blame_of_a_deadline_from_those_who_waited():
     assert fault.collective == MISSING_1
     assert fault.cause.startswith("rank 1 in phase select: ranks 0, 2 in all_reduce #0")
     assert fault.cause.endswith(
-        "rank 0 in phase select: did not finish within the limit of phase select"
+        "rank 0 in phase select: did not finish within the limit of phase select "
+        "(raise limits.time_s of the scenario if it is only slow)"
     )
 
 

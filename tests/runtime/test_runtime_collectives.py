@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import time
+from datetime import timedelta
 from types import ModuleType
 
 import pytest
@@ -85,10 +86,25 @@ def test_each_entry_point_is_journaled_with_its_tensors(group, recorded):
     assert [c.reduction for c in found[:2]] == ["MAX", ""]
     assert [c.peer for c in found[3:6]] == [None, 0, 0]
     assert [c.dtype for c in found[-3:]] == ["float32", "", "int64"]
-    assert [c.complete for c in found] == [True] * 7 + [False], "asynchronous: not known"
-    assert {c.end for c in found} == {"returned"}
+    assert all(c.complete for c in found)
+    assert [c.end for c in found] == ["returned"] * 7 + ["completed"]
     assert all(c.ranks == (0,) for c in found)
     assert all(c.at[0].startswith("test_runtime_collectives.py:") for c in found)
+
+
+def test_an_asynchronous_call_is_complete_once_it_was_waited_for(group, recorded):
+    found = recorded(lambda: dist.all_reduce(torch.ones(1), async_op=True))
+    assert [(c.end, c.complete, c.stands) for c in found] == [("returned", False, False)]
+
+    def waited():
+        first = dist.all_reduce(torch.ones(1), async_op=True, group=group)
+        dist.barrier()
+        first.wait(timedelta(seconds=5))
+
+    assert [(c.end, c.complete) for c in recorded(waited)] == [
+        ("completed", True),
+        ("returned", True),
+    ]
 
 
 def test_aliases_and_inner_calls_count_once_under_one_name(group, recorded):
@@ -118,14 +134,30 @@ def test_functional_collectives_are_journaled(group, recorded):
 
 
 def test_names_bound_before_are_journaled_too_and_put_back(group, recorded, megatron_module):
-    before = megatron_module.early
+    before, wait = megatron_module.early, dist.Work.wait
     (call,) = recorded(lambda: megatron_module.gather(torch.empty(2), torch.ones(2)))
     assert call.operation == "all_gather_into_tensor"
     assert call.at == ("megatron/planted.py:2",)
     assert megatron_module.early is not before
+    assert dist.Work.wait is not wait
     collectives.uninstall()
+    assert dist.Work.wait is wait
     assert megatron_module.early is before
     assert dist._all_gather_base is before
+
+
+def test_modules_that_come_later_are_bound_again_and_the_others_left_alone(
+    group, recorded, megatron_module, monkeypatch
+):
+    original = megatron_module.early
+    recorded(lambda: None)
+    megatron_module.early = original
+    later = ModuleType("megatron.later")
+    later.early = original
+    monkeypatch.setitem(sys.modules, "megatron.later", later)
+    recorded(lambda: None)
+    assert later.early is not original
+    assert megatron_module.early is original, "it was looked at before"
 
 
 def test_an_error_is_journaled_raised_and_stays_the_build_s(group, recorded, megatron_module):
@@ -193,9 +225,9 @@ def test_waiting_processes_do_not_import_torch():
 def attempted(fresh, make_planned):
     """Run two ranks with an injected fault and judge what they left."""
 
-    def attempt(*inject, time_s=20.0):
+    def attempt(*inject, time_s=20.0, engine="tiny_engine:execute"):
         item = make_planned(time_s=time_s)
-        done = fresh(inject=inject).run(item, 1)
+        done = fresh(inject=inject, engine=engine).run(item, 1)
         facts = {"number": 1, "started_at": "", "duration_s": 0.0, "isolation": "scenario"}
         return judge_attempt(item.scenario, done.ranks, done.journals, **facts)
 
@@ -230,6 +262,16 @@ def test_a_rank_that_stays_away_is_named_with_the_call_its_peer_waits_in(attempt
     assert fault.cause.endswith("which rank 1 never called")
     assert [rank.last_collective.sequence for rank in attempt.ranks] == [1, 0]
     assert [rank.last_collective.end for rank in attempt.ranks] == [None, "returned"]
+
+
+@on_ranks
+def test_a_rank_that_waits_for_an_asynchronous_call_is_no_culprit(attempted):
+    attempt = attempted("sleep@1:select", time_s=1.5, engine="tiny_engine:asynchronous")
+    waiting, asleep = attempt.ranks
+    assert (waiting.last_collective.end, waiting.last_collective.blocking) == ("waiting", False)
+    assert (waiting.waiting_in_collective, asleep.waiting_in_collective) == (True, False)
+    assert (attempt.fault.verdict, attempt.fault.global_rank) == (Verdict.HANG, 1)
+    assert attempt.fault.collective.kind is CollectiveKind.MISSING
 
 
 @on_ranks

@@ -8,12 +8,14 @@ import pytest
 
 from harness.record.evidence import (
     BehaviourEvidence,
+    ExceptionEvidence,
     LayoutEvidence,
     NoteEvidence,
     OverlapStats,
     PathEvidence,
     SelectionEvidence,
 )
+from harness.record.memo import MemoEvidence, TableRequest
 from harness.record.result import Proof, RankOutcome
 from harness.record.verdict import Outcome, Verdict
 from harness.runtime.journal import Journal, read_journal
@@ -39,6 +41,13 @@ PATH = PathEvidence(
     scorer="scorer_thd",
     fused=True,
     calls={"indexer_forward": 1},
+    shares={
+        "q": "q",
+        "k": "k",
+        "w": "w",
+        "cu_seqlens_q": "cu_seqlens_q_padded",
+        "cu_seqlens_k": "cu_seqlens_kv_padded",
+    },
 )
 WINDOW = BehaviourEvidence(
     **SITE, name="chunk_local_window", rows=4, rows_matching=4, rows_telling=2
@@ -143,6 +152,7 @@ def test_expected_plan_and_calls_are_held(judged):
     for expect in (
         ExpectSpec(plan="packed_single"),
         ExpectSpec(kernel_calls={"indexer_forward": 2}),
+        ExpectSpec(diagnostics=1),
         ExpectSpec(kernel_calls={"indexer_top_k": 1}),
     ):
         attempt, _ = judged(SELECTION, PATH, of=scenario(expect=expect))
@@ -184,3 +194,40 @@ def test_a_fault_leads_and_its_report_is_there(judged):
     attempt, _ = judged(PATH, exit_code=None, signal=11, completed=False)
     assert attempt.verdict is Verdict.CRASH
     assert attempt.fault is not None
+
+
+def test_a_rebuilt_table_is_wrong_memo_and_its_reason_is_kept(judged):
+    asked = TableRequest(layer=1, site="f", key="k", geometry="g", flags="", builds=1)
+    served = replace(asked, layer=2, builds=0)
+    memo = MemoEvidence(
+        global_rank=0,
+        cp_rank=0,
+        microbatch=0,
+        seed=0,
+        forward=0,
+        has_memo=True,
+        layers=2,
+        requests=(asked, served),
+    )
+    attempt, _ = judged(SELECTION, PATH, memo)
+    assert attempt.verdict is Verdict.PASS and attempt.memos == (memo,)
+    twice = replace(memo, requests=(asked, replace(asked, layer=2)))
+    attempt, result = judged(SELECTION, PATH, twice)
+    assert (attempt.verdict, result.outcome) == (Verdict.WRONG_MEMO, Outcome.UNEXPECTED)
+    assert [deviation.kind for deviation in attempt.deviations] == ["rebuilt"]
+
+
+def test_what_is_wrong_with_a_path_is_kept(judged):
+    attempt, _ = judged(SELECTION, replace(PATH, plan="decline", fused=False))
+    assert [deviation.kind for deviation in attempt.deviations] == ["fallback"]
+    assert attempt.deviations[0].global_rank == 0
+
+
+def test_a_vanished_hook_is_the_harness_that_has_to_learn_and_the_text_names_it(judged):
+    text = "megatron-core 0.99.0 has no x.y (hook 'plan', checked against 0.19.2)"
+    gone = ExceptionEvidence(
+        type="harness.production.hooks.MissingHookError", text=text, traceback="", origin="harness"
+    )
+    attempt, result = judged(exit_code=1, completed=False, exception=gone)
+    assert attempt.verdict is Verdict.HARNESS_ERROR
+    assert text in result.explanation

@@ -10,7 +10,7 @@ import pytest
 from harness.production.errors import CapabilityMissingError
 from harness.runtime.levels import _check_supported
 from harness.scenario.loader import load
-from harness.scenario.spec import GraphSpec, ParallelSpec, TrainingSpec
+from harness.scenario.spec import ParallelSpec, TrainingSpec
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = [item.scenario for item in load([str(ROOT / "scenarios")]).scenarios]
@@ -25,11 +25,8 @@ def test_every_shipped_scenario_can_be_driven():
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"graph": GraphSpec(cuda_graph_impl="local")}, "CUDA graphs"),
-        ({"parallel": ParallelSpec(tensor_model_parallel_size=2)}, "tensor parallelism"),
         ({"parallel": ParallelSpec(dynamic_context_parallel=True)}, "Dynamic CP"),
         ({"training": TrainingSpec(recompute="full")}, "recomputation"),
-        ({"schedule": ("F0", "B0")}, "schedules"),
     ],
 )
 def test_a_feature_that_is_missing_is_named(changes, said):
@@ -38,8 +35,15 @@ def test_a_feature_that_is_missing_is_named(changes, said):
         _check_supported(scenario)
 
 
-def test_shared_indices_matter_between_layers_only():
-    (scenario, *_) = [s for s in SHIPPED if s.model.dsa_indexer_topk_freq > 1]
+def test_tensor_parallelism_and_shared_indices_can_be_driven():
+    scenario = replace(SHIPPED[0], parallel=ParallelSpec(tensor_model_parallel_size=2))
     _check_supported(scenario)
-    with pytest.raises(CapabilityMissingError, match="shared between layers"):
-        _check_supported(replace(scenario, level="model"))
+    (scenario, *_) = [s for s in SHIPPED if s.model.dsa_indexer_topk_freq > 1]
+    _check_supported(replace(scenario, level="model"))
+
+
+def test_a_schedule_orders_steps_of_the_model_alone():
+    scenario = replace(SHIPPED[0], schedule=("F0", "B0"))
+    with pytest.raises(CapabilityMissingError, match="schedules at another level"):
+        _check_supported(replace(scenario, level="attention"))
+    _check_supported(replace(scenario, level="model"))

@@ -181,7 +181,9 @@ def test_every_phase_has_a_limit():
 
 
 def _result(name, outcome=Outcome.EXPECTED, attempts=1):
-    last = SimpleNamespace(duration_s=1.0, number=attempts, isolation="scenario")
+    last = SimpleNamespace(
+        duration_s=1.0, number=attempts, isolation="scenario", verdict=Verdict.PASS
+    )
     return SimpleNamespace(
         id=name,
         outcome=outcome,
@@ -201,6 +203,16 @@ def test_progress_counts_scenarios_and_not_attempts():
     places = [line[:7] for line in stream.getvalue().splitlines()]
     assert places == ["[ 1/12]", "[ 2/12]", "[ 1/12]"]
     assert "(attempt 2, isolation scenario)" in stream.getvalue()
+
+
+def test_progress_keeps_the_order_of_the_plan_and_counts_repeats():
+    stream = io.StringIO()
+    progress = Progress(2, stream=stream)
+    progress.expect(["a", "b"])
+    progress.begin("b")
+    progress.finish(_result("b"), 3)
+    assert stream.getvalue().startswith("[2/2]")
+    assert "(attempt 1 of 3, isolation scenario)" in stream.getvalue()
 
 
 def test_a_heartbeat_comes_once_a_minute(monkeypatch):

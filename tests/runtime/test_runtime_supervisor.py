@@ -105,7 +105,7 @@ def test_a_rank_that_sleeps_past_the_limit(fresh, make_planned):
     assert sleeper.waiting_in_collective is False
     assert peer.waiting_in_collective is True
     assert "inject.py" in (runner._places.folder.path / sleeper.stacks).read_text()
-    assert 0.9 < done.duration_s < 6
+    assert 0.9 < done.duration_s < 60
     assert _nothing_left(done)
 
 
@@ -167,7 +167,7 @@ def test_a_stop_request_ends_the_attempt(fresh, make_planned):
     asked_s = time.monotonic() + 1.0
     runner = fresh(stop=lambda: time.monotonic() > asked_s, inject=("sleep@0:score",))
     done = runner.run(make_planned(time_s=60.0), 1)
-    assert done.interrupted
+    assert done.cut_short is not None
     assert done.duration_s < 5
     assert _nothing_left(done)
 

@@ -13,7 +13,12 @@ from harness.runtime.task import Task
 PHASES = (Phase.BUILD, Phase.LAYOUT, Phase.GATHER, Phase.SCORE, Phase.SELECT, Phase.COMPARE)
 
 
-def execute(task: Task, journal: Journal) -> None:
+def asynchronous(task: Task, journal: Journal) -> None:
+    """As ``execute``, with collectives that are issued first and waited for later."""
+    execute(task, journal, is_async=True)
+
+
+def execute(task: Task, journal: Journal, *, is_async: bool = False) -> None:
     """Go through the phases; ranks meet in ``gather``, ``select`` and ``compare``."""
     # Like production: in a group of its own, not in the default group.
     group = journal.group = dist.new_group(list(range(task.world_size)))
@@ -21,7 +26,9 @@ def execute(task: Task, journal: Journal) -> None:
         journal.phase(phase)
         if phase in (Phase.GATHER, Phase.SELECT, Phase.COMPARE):
             total = torch.ones(8)
-            dist.all_reduce(total, group=group)
+            work = dist.all_reduce(total, group=group, async_op=is_async)
+            if work is not None:
+                work.wait()
             assert total[0].item() == task.world_size
     journal.phase(Phase.RECORD)
     sys.stdout.write(f"rank {task.global_rank} of {task.world_size} done\n")
@@ -36,7 +43,7 @@ def _write(task: Task, journal: Journal, cp_rank: int, microbatch: int, seed: in
         "global_rank": task.global_rank,
         "cp_rank": cp_rank,
         "microbatch": microbatch,
-        "layer": 0,
+        "layer": 1,
         "seed": seed,
     }
     journal.evidence(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from harness.scenario import known, names, sections
+from harness.scenario import call_sections, known, names, sections
 from harness.scenario.collection import MAX_DEPTH
 from harness.scenario.files import PROJECT_ROOT
 from harness.scenario.loader import LoadResult, load
@@ -45,6 +45,9 @@ MODELS: dict[str, type[BaseModel]] = {
     "`values`": sections.Values,
     "`training`": sections.Training,
     "`graph`": sections.Graph,
+    "`kernel_call`": call_sections.KernelCall,
+    "`kernel_call.edits`": call_sections.SlotEdit,
+    "`perturb`": call_sections.Perturb,
     "`reference`": sections.Reference,
     "`expect`": sections.Expect,
     "`limits`": sections.Limits,

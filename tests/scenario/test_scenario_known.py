@@ -186,3 +186,47 @@ def test_every_fact_has_values_and_a_meaning():
     for name, fact in FACTS.items():
         assert len(fact.values) == 2, name
         assert fact.doc.endswith("."), name
+
+
+UNFUSED = KnownRule(
+    when={"has_scoring_plan": False},
+    verdict=Verdict.WRONG_PATH,
+    plan="unfused_bounds",
+    deviation="plan",
+    link="https://github.com/NVIDIA/Megatron-LM/pull/6206",
+)
+
+
+@pytest.mark.parametrize(
+    ("plans", "deviations", "why"),
+    [
+        ({"unfused_bounds"}, {"plan"}, None),
+        ({"decline"}, {"plan"}, "plan unfused_bounds, the run showed decline"),
+        ({"unfused_bounds", "packed_thd"}, {"plan"}, "showed packed_thd, unfused_bounds"),
+        (set(), {"plan"}, "showed none"),
+        ({"unfused_bounds"}, {"plan", "storage"}, "deviation plan, the run showed plan, storage"),
+        ({"unfused_bounds"}, {"diagnostics"}, "showed diagnostics"),
+    ],
+)
+def test_a_rule_of_a_path_names_its_plan_and_the_only_kind_of_deviation(plans, deviations, why):
+    observed = Observed(
+        verdict=Verdict.WRONG_PATH, plans=frozenset(plans), deviations=frozenset(deviations)
+    )
+    found = mismatch(UNFUSED, observed)
+    assert found is None if why is None else why in found
+
+
+@pytest.mark.parametrize(
+    ("wrong", "holds"),
+    [({"starts", "ends"}, True), ({"starts"}, False), ({"starts", "ends", "key_reorder"}, False)],
+)
+def test_a_rule_of_tables_names_exactly_those_that_differ(wrong, holds):
+    rule = dataclasses.replace(
+        UNFUSED,
+        verdict=Verdict.OUT_OF_BOUNDS,
+        plan=None,
+        deviation=None,
+        tables=("starts", "ends"),
+    )
+    observed = Observed(verdict=Verdict.OUT_OF_BOUNDS, wrong_tables=frozenset(wrong))
+    assert (mismatch(rule, observed) is None) is holds

@@ -22,6 +22,13 @@ CUDNN = "kernels: {dsa_kernel_backend: cudnn}"
 
 ERRORS = [
     pytest.param(
+        write("level: scorer\nexpect: {layout_builds_per_microbatch: 1}"),
+        write("level: attention\nexpect: {layout_builds_per_microbatch: 1}"),
+        "1}",
+        "the harness asks itself",
+        id="layout builds at level scorer",
+    ),
+    pytest.param(
         write(CP4, "{sequences: [128, 64], padded: [128, 60]}"),
         write(CP4, "{sequences: [128, 64], padded: [128, 64]}"),
         "60]}",

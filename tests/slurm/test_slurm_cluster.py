@@ -108,6 +108,21 @@ def test_a_cancelled_job_keeps_what_it_measured(jobs: Jobs) -> None:
     finish(jobs, submission, cluster)
 
 
+def test_a_warned_job_ends_with_a_report(jobs: Jobs) -> None:
+    """What `--signal` does before the limit: the batch shell is warned and passes it on."""
+    submission, job, cluster = submit_gated(jobs)
+    jobs.sandbox.run(["scancel", "--batch", "--signal=USR1", job])
+    waited = jobs.wait(submission)
+    assert waited.returncode == 143, waited.stdout + waited.stderr
+    (run,) = submission.glob("parts/0/*-part")
+    record = load_run(run).record
+    assert record is not None
+    assert (record.state, record.exit_code) == ("interrupted", 143)
+    assert (run / "report.md").exists()
+    assert jobs.verdicts(submission)["tiny/first"] == "pass"
+    finish(jobs, submission, cluster)
+
+
 def test_a_lost_node_is_infrastructure_and_left_out_afterwards(jobs: Jobs) -> None:
     submission, job, cluster = submit_gated(jobs)
     node = jobs.sandbox.run(["squeue", "-h", "-j", job, "-o", "%N"]).stdout.strip()

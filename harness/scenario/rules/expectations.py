@@ -69,7 +69,8 @@ def right_plan(scenario: Scenario, microbatch: MicrobatchSpec) -> PlanDecision:
 
 
 def _plan(scenario: Scenario) -> Iterator[Finding]:
-    if scenario.expect.plan is None:
+    if scenario.expect.plan is None or scenario.perturb.fact is not None:
+        # A call broken on purpose has no plan that its layout calls for.
         return
     for index, microbatch in enumerate(scenario.microbatches):
         try:
@@ -114,6 +115,12 @@ def _known(scenario: Scenario) -> Iterator[Finding]:
                 path=(*path, "as"),
                 message="wrong_selection needs as: the behaviour whose picks are to be matched",
             )
+        if rule.values and rule.verdict not in (Verdict.WRONG_VALUE, Verdict.WRONG_GRADIENT):
+            yield Finding(
+                path=(*path, "values"),
+                message=f"values names values that are wrong, found verdict {rule.verdict}; remove "
+                "it, or use wrong_value or wrong_gradient",
+            )
 
 
 def _known_against_expect(scenario: Scenario) -> Iterator[Finding]:
@@ -135,7 +142,18 @@ def _sparse_loss(scenario: Scenario) -> Iterator[Finding]:
         )
 
 
+def _layout_builds(scenario: Scenario) -> Iterator[Finding]:
+    if scenario.expect.layout_builds_per_microbatch is None or scenario.level != "scorer":
+        return
+    yield Finding(
+        path=("expect", "layout_builds_per_microbatch"),
+        message="layout_builds_per_microbatch counts what layers ask for, but at level scorer the "
+        "harness asks itself; remove it, or use level: attention or model",
+    )
+
+
 RULES = (
+    Rule(needs=("level", "expect.layout_builds_per_microbatch"), check=_layout_builds),
     Rule(needs=("schedule", "microbatches", "training.backward"), check=_schedule),
     Rule(
         needs=(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from harness.scenario.problems import NodePath
-from harness.scenario.rules import expectations, groups, kernels, lengths
+from harness.scenario.rules import calls, compare, expectations, groups, kernels, lengths
 from harness.scenario.rules.finding import Finding, Rule
 from harness.scenario.spec import Scenario
 
@@ -14,6 +14,8 @@ RULES: tuple[Rule, ...] = (
     *groups.RULES,
     *kernels.RULES,
     *expectations.RULES,
+    *compare.RULES,
+    *calls.RULES,
 )
 
 
