@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -139,13 +138,11 @@ def diff(
 
 def _run(target: Target, paths: tuple[str, ...], ranks: int, out: Path) -> Path:
     """Run the scenarios on a target in a process of its own and return the run's folder."""
-    import subprocess
+    from launch.other_run import run_elsewhere
 
-    name = f"diff-{os.urandom(4).hex()}"
-    words = ["run", "--ranks", str(ranks), "--out", str(out), "--name", name]
-    # A process of its own: the two targets may be two versions of one package.
-    done = subprocess.run([sys.executable, "-m", "launch.cli", *words, *target.words, *paths])
-    folders = list(out.glob(f"*-{name}"))
-    if not folders:
-        raise DiffError(f"{target.label}: nothing ran (exit code {done.returncode}), see above")
-    return folders[0]
+    words = ["--ranks", str(ranks), "--out", str(out), *target.words, *paths]
+    # In a process of its own: the two targets may be two versions of one package.
+    folder, code = run_elsewhere(words)
+    if folder is None:
+        raise DiffError(f"{target.label}: nothing ran (exit code {code}), see above")
+    return folder

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -115,15 +113,14 @@ def _quarantine(path: Path | None) -> tuple[Quarantined, ...]:
 
 def _run(suite: Path, ranks: int, out: str, seconds: float | None) -> Path:
     """Run the suite in a process of its own and return the run's folder."""
-    name = suite.stem
-    before = set(Path(out).glob(f"*-{name}*"))
-    words = ["run", "--ranks", str(ranks), "--out", out, "--name", name, str(suite)]
-    words += [] if seconds is None else ["--budget", f"{seconds:g}"]
-    done = subprocess.run([sys.executable, "-m", "launch.cli", *words], check=False)
-    folders = sorted(set(Path(out).glob(f"*-{name}*")) - before)
-    if not folders:
-        raise NightlyError(f"{suite}: nothing ran (exit code {done.returncode}), see above")
-    return folders[-1]
+    from launch.other_run import run_elsewhere
+
+    words = ["--ranks", str(ranks), "--out", out, "--name", suite.stem, str(suite)]
+    words += [] if seconds is None else ["--budget", f"{max(1, round(seconds))}"]
+    folder, code = run_elsewhere(words)
+    if folder is None:
+        raise NightlyError(f"{suite}: nothing ran (exit code {code}), see above")
+    return folder
 
 
 def _tell(

@@ -107,7 +107,8 @@ def _run(asked_ranks: int | None, paths: tuple[str, ...], values: dict[str, Any]
         from launch.sanitized import run_sanitized
 
         return run_sanitized(options, num_ranks)
-    return launch(["-u", str(RUN_SCRIPT), *run_words(options)], num_ranks)
+    told = ["--folder-file", options.folder_file] if options.folder_file is not None else []
+    return launch(["-u", str(RUN_SCRIPT), *run_words(options), *told], num_ranks)
 
 
 def _usual_ranks(options: Options) -> int:

@@ -52,6 +52,7 @@ def launch_table(summary: RunSummary) -> Table:
         for record in item.result.last.launches:
             same = record.why_not or ("equal" if record.equal else "differs")
             output = f"{record.output_difference:g}" if record.output_compared else "-"
+            gap = record.gradient_difference
             row = (
                 item.result.id,
                 str(record.microbatch),
@@ -61,6 +62,7 @@ def launch_table(summary: RunSummary) -> Table:
                 f"{record.rows_different} of {record.rows}, {record.rows_tied} tied",
                 f"{record.calls[0]} and {record.calls[1]}",
                 output,
+                "-" if gap is None else f"{gap:g}",
             )
             rows.setdefault(row, set()).add(record.cp_rank)
     header = (
@@ -72,6 +74,7 @@ def launch_table(summary: RunSummary) -> Table:
         "rows with other keys",
         "scoring calls",
         "output off by",
+        "gradients off by",
         "cp_rank",
     )
     lines = [(*row, number_ranges(ranks)) for row, ranks in rows.items()]

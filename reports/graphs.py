@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from harness.record.graphs import CAPTURED, FAILED, GraphEvidence
-from harness.record.verdict import Verdict
 from reports.summary import RunSummary
 from reports.table import Table, table
 from reports.text import shorten
@@ -24,7 +23,7 @@ def readiness_table(summary: RunSummary) -> Table:
         for record in attempt.graphs:
             for module in record.modules or ("whole",):
                 key = (record.backend, record.impl, module, record.dynamic_cp)
-                cells.setdefault(key, []).append(_cell(record, attempt.verdict, modelled=modelled))
+                cells.setdefault(key, []).append(_cell(record, modelled=modelled))
     rows = []
     for backend in _BACKENDS if cells else ():
         for mode in _MODES:
@@ -39,11 +38,11 @@ def _shown(cell: list[str] | None) -> str:
     return "; ".join(dict.fromkeys(cell)) if cell else UNMEASURED
 
 
-def _cell(record: GraphEvidence, verdict: Verdict, *, modelled: bool) -> str:
-    """One cell: how the capture is known, and what of it; construction is always measured."""
+def _cell(record: GraphEvidence, *, modelled: bool) -> str:
+    """One cell: each part says how it is known."""
     built = "constructs" if record.constructs else "does not construct"
-    warned = f"warns {record.num_warned} of {record.warnings_due}"
-    eager = f"eager {verdict} ({MODELLED if modelled else MEASURED})"
+    built = f"{MEASURED}: {built}, warns {record.num_warned} of {record.warnings_due}"
+    eager = f"{MODELLED if modelled else MEASURED}: eager forward {'ran' if record.eager else '-'}"
     if record.capture == CAPTURED:
         equal = sum(replay.equal for replay in record.replays)
         what = f"{MEASURED}: captured, {equal} of {len(record.replays)} replays equal"
@@ -53,8 +52,8 @@ def _cell(record: GraphEvidence, verdict: Verdict, *, modelled: bool) -> str:
         lines = len({blocker.site for blocker in record.blockers})
         what = f"{PREDICTED}: capture stops at {lines} lines" if lines else f"{PREDICTED}: no line"
     else:
-        what = UNMEASURED
-    return f"{built}, {warned}, {eager}; {what}"
+        what = f"capture {UNMEASURED}"
+    return f"{built}; {eager}; {what}"
 
 
 def warning_table(summary: RunSummary) -> Table:
@@ -69,7 +68,8 @@ def warning_table(summary: RunSummary) -> Table:
                 about = "yes" if warning.about_packed_dsa else "no"
                 text = shorten(warning.text, 200)
                 rows[(*place, warning.category, str(warning.count), about, text)] = None
-            if record.capture not in (CAPTURED, FAILED) and record.reason:
+            unseen = record.capture not in (CAPTURED, FAILED) and record.impl != "none"
+            if unseen and record.reason:
                 rows[(*place, "capture not_run", "-", "-", shorten(record.reason, 200))] = None
     header = ("scenario", "implementation", "what", "times", "about packed DSA", "text")
     return table("Construction under CUDA graphs", header, rows, code=(0, 1))

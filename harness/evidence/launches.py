@@ -27,12 +27,14 @@ class Launched:
         scored: Operands of the scorer.
         output: ``[rows, ...]`` of the attention, None at level ``scorer``.
         calls: Calls of the scoring kernel.
+        gap: Greatest difference of gradients between two trainings, None where nothing is trained.
     """
 
     picks: torch.Tensor
     scored: Scored
     output: torch.Tensor | None
     calls: int
+    gap: float | None = None
 
 
 def launched(recorder: Recorder) -> dict[int, Launched]:
@@ -88,6 +90,7 @@ def launch_evidence(
         calls=(first.calls, other.calls),
         output_compared=compared,
         output_difference=difference,
+        gradient_difference=other.gap,
     )
 
 

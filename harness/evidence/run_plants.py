@@ -67,6 +67,19 @@ def _second_launch(recorder: Recorder) -> None:
     _change_picks(recorder, change)
 
 
+def _second_gradient(recorder: Recorder) -> None:
+    """Hand on another gradient from the third training on: the first that is held against one."""
+    seen: Counter[int] = Counter()
+
+    def change(call: HookCall, output: torch.Tensor) -> torch.Tensor:
+        seen[call.layer] += 1
+        if seen[call.layer] > 2 and output.requires_grad:
+            output.register_hook(lambda gradient: gradient * 1.25)
+        return output
+
+    recorder.transforms["attention"] = change
+
+
 def _chunk_picks(recorder: Recorder) -> None:
     """Select other keys once a forward scores in more chunks than the first one did."""
     usual: dict[int, int] = {}
@@ -106,7 +119,9 @@ RUN_PLANTS: dict[str, Callable[[Recorder], None]] = {
     "group_left": _group_left,
     "config_left": _config_left,
     "second_launch": _second_launch,
+    "second_gradient": _second_gradient,
     "chunk_picks": _chunk_picks,
 }
 """Kind to what arranges for it: a host read in layer 1; a module's group, or a flag of the
-configuration, left changed; picks that change with the second launch, or with the chunk size."""
+configuration, left changed; picks or gradients that change with a further launch, or picks with the
+chunk size."""

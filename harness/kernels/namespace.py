@@ -12,7 +12,6 @@ import torch
 from harness.kernels import flash_mla
 from harness.kernels.candidates import candidate_size, candidate_size_thd
 from harness.kernels.context import CallRecord, KernelContext
-from harness.kernels.other_device import check_devices
 from harness.kernels.defects import Defects, resolve_defects
 from harness.kernels.dense_indexer_backward import dense_indexer_backward
 from harness.kernels.dense_score_recompute import (
@@ -24,6 +23,7 @@ from harness.kernels.indexer_backward import indexer_backward
 from harness.kernels.indexer_forward import indexer_forward
 from harness.kernels.indexer_forward_top_k import indexer_forward_top_k
 from harness.kernels.indexer_top_k import indexer_top_k
+from harness.kernels.other_device import check_devices
 from harness.kernels.releases import ARCHES, Arch, Release, release_table
 from harness.kernels.signatures import Signature
 from harness.kernels.sparse_attention_backward import sparse_attention_backward

@@ -189,9 +189,7 @@ def _replacements(
             seed=seed,
             hook=hook,
         )
-        flash_mla = modelled_flash_mla(
-            arch=modelled.arch, findings=namespace.findings, hook=hook
-        )
+        flash_mla = modelled_flash_mla(arch=modelled.arch, findings=namespace.findings, hook=hook)
         recorder.findings = namespace.findings
         capability = _CAPABILITY[modelled.arch]
         replaced["_current_sm"] = lambda: capability

@@ -62,7 +62,8 @@ def _tree(path: Path) -> ast.Module:
 def _checked(tree: ast.AST) -> Iterator[ast.expr]:
     """Conditions whose failure, or truth, raises."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Assert) or (isinstance(node, ast.If) and any(isinstance(s, ast.Raise) for s in node.body)):
+        raises = isinstance(node, ast.If) and any(isinstance(s, ast.Raise) for s in node.body)
+        if isinstance(node, ast.Assert | ast.If) and (raises or isinstance(node, ast.Assert)):
             yield node.test
 
 

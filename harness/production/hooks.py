@@ -10,6 +10,7 @@ import functools
 import importlib
 import inspect
 import sys
+import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -220,11 +221,15 @@ def _replaced(hook: Hook, found: _Found, recorder: Recorder) -> Iterator[None]:
 
 def _importers(found: _Found) -> list[Any]:
     """Loaded modules of the variant that hold the same function under the same name."""
-    modules = [module for name, module in sys.modules.items() if name.startswith(f"{_VARIANT}.")]
+    # By way of the package: to walk through all loaded modules would copy, in a forked rank, most
+    # pages of what the forkserver imported.
+    parts = vars(sys.modules[_VARIANT]).values()
     return [
-        module
-        for module in modules
-        if module is not found.owner and vars(module).get(found.name) is found.function
+        part
+        for part in parts
+        if isinstance(part, types.ModuleType)
+        and part is not found.owner
+        and vars(part).get(found.name) is found.function
     ]
 
 

@@ -24,7 +24,6 @@ def packed_seq_params(pack: Pack, *, real_token_mask: torch.Tensor | None = None
     ``cu_seqlens_*`` are int32 of shape ``[num_sequences + 1]``, real and padded; maxima are the
     padded ones over whole sequences, before CP, as Megatron's data path gives them.
     """
-
     given = given_params()
     if given is not None:
         return given

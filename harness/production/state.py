@@ -35,7 +35,7 @@ def snapshot(module: torch.nn.Module | None, config: Any) -> Snapshot:
             found[f"{GROUP} {path}"] = _group_text(group)
     for name, value in sorted(vars(config).items()) if config is not None else ():
         found[f"{SETTING} {name}"] = _text(value)
-    for name in sorted({hook.module for hook in HOOKS} & set(sys.modules)):
+    for name in sorted({hook.module for hook in HOOKS if hook.module in sys.modules}):
         for attribute, value in sorted(vars(sys.modules[name]).items()):
             if attribute.startswith("_") and not attribute.startswith("__") and _is_state(value):
                 found[f"{DISPATCH} {name.rpartition('.')[2]}.{attribute}"] = _text(value)

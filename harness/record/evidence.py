@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from harness.record.memo import MemoEvidence
 from harness.record.autograd import AutogradEvidence
-from harness.record.perturb import PerturbEvidence
 from harness.record.copies import CopyEvidence
 from harness.record.graphs import GraphEvidence
 from harness.record.launches import LaunchEvidence
+from harness.record.memo import MemoEvidence
+from harness.record.perturb import PerturbEvidence
 from harness.record.state import StateEvidence
 from harness.record.transfers import TransferEvidence
 

@@ -28,6 +28,8 @@ class LaunchEvidence:
         calls: Calls of the scoring kernel in the first launch and in this one.
         output_compared: Whether outputs were compared: where no row differs.
         output_difference: Greatest difference of an output element.
+        gradient_difference: Greatest difference of an element of output and gradients between two
+            trainings of this launch; None where nothing was trained twice.
         why_not: Why this launch says nothing here; empty where it ran.
     """
 
@@ -44,6 +46,7 @@ class LaunchEvidence:
     calls: tuple[int, int] = (0, 0)
     output_compared: bool = False
     output_difference: float = 0.0
+    gradient_difference: float | None = None
     why_not: str = ""
 
     @property
@@ -54,4 +57,4 @@ class LaunchEvidence:
         """
         same = self.rows_different == self.rows_tied
         repeats = self.launch != AGAIN or not self.output_compared or self.output_difference == 0.0
-        return same and repeats
+        return same and repeats and not self.gradient_difference

@@ -61,9 +61,11 @@ def launch_words(world: World, words: list[str]) -> list[str]:
 
 def run_words(options: Options) -> list[str]:
     """Return the arguments of ``launch/run.py`` that give ``options`` again."""
+    budget = [] if options.budget is None else ["--budget", str(options.budget)]
     if options.resume is not None:
         jobs = [] if options.jobs == 1 else ["--jobs", str(options.jobs)]
-        return ["--resume", options.resume, *jobs, *(["--dry-run"] if options.dry_run else [])]
+        dry_run = ["--dry-run"] if options.dry_run else []
+        return ["--resume", options.resume, *jobs, *budget, *dry_run]
     words = ["--scenario", *options.scenarios]
     words += ["-k", options.keyword] if options.keyword else []
     for tag in options.tags:
@@ -71,6 +73,7 @@ def run_words(options: Options) -> list[str]:
     words += ["--ids", options.ids] if options.ids else []
     words += ["--jobs", str(options.jobs)] if options.jobs != 1 else []
     words += ["--dry-run"] if options.dry_run else []
+    words += budget
     return [*words, *option_words(options)]
 
 

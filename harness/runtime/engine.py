@@ -12,12 +12,12 @@ import torch
 
 from harness.evidence.windows import watch_windows
 from harness.overlays import OVERLAYS, OverlayRefusedError
+from harness.production.autograd import GradientWatch
 from harness.production.backend import CUDA_BRANCHES, KernelSource, kernel_source
 from harness.production.diagnostics import messages_kept
 from harness.production.errors import CapabilityMissingError
 from harness.production.hooks import installed
 from harness.production.locate import MegatronBuild, activate, find_build
-from harness.production.autograd import GradientWatch
 from harness.production.perturb import Perturbation
 from harness.production.probes import build_facts
 from harness.production.recorder import Recorder

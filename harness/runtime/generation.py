@@ -125,9 +125,7 @@ class SharedRunner:
         self._number += 1
         names = [f"{self._number}-{task.global_rank}" for task in tasks]
         processes = [
-            self._starter.start(
-                "member", self._server.invitation(name, task.worker), task.worker
-            )
+            self._starter.start("member", self._server.invitation(name, task.worker), task.worker)
             for name, task in zip(names, tasks, strict=True)
         ]
         self._members = [

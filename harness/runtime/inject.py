@@ -51,6 +51,7 @@ SELECTION_KINDS = (
     "group_left",
     "config_left",
     "second_launch",
+    "second_gradient",
     "chunk_picks",
 )
 """Kinds that change the selection, the output or a gradient; the engine applies them."""

@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import product
 
+from harness.record.autograd import AutogradEvidence
 from harness.record.codec import from_jsonable, to_jsonable
+from harness.record.copies import CopyEvidence
 from harness.record.deviation import Deviation
 from harness.record.evidence import (
     BehaviourEvidence,
@@ -21,11 +23,9 @@ from harness.record.evidence import (
     ValueEvidence,
     WindowEvidence,
 )
-from harness.record.copies import CopyEvidence
 from harness.record.graphs import GraphEvidence
 from harness.record.launches import LaunchEvidence
 from harness.record.memo import MemoEvidence
-from harness.record.autograd import AutogradEvidence
 from harness.record.perturb import PerturbEvidence
 from harness.record.rates import verdict_rates
 from harness.record.result import Attempt, FactValue, Proof, RankOutcome, ScenarioResult

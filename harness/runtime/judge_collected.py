@@ -98,7 +98,9 @@ def _launches(journal: JournalContent) -> Iterator[Deviation]:
         if record.equal:
             continue
         what = f"{record.rows_different - record.rows_tied} of {record.rows} rows select other keys"
-        if record.rows_different == record.rows_tied:
+        if record.gradient_difference:
+            what = f"a gradient element is off by {record.gradient_difference:g}"
+        elif record.rows_different == record.rows_tied:
             what = f"an output element is off by {record.output_difference:g}"
         yield Deviation(
             verdict=Verdict.NONDETERMINISTIC,

@@ -22,6 +22,8 @@ class Launch:
         forward: Runs production once on a case and such inputs.
         rows: Input name to its dimension of local rows.
         keys: Input name to its dimension of all keys in packed order.
+        trained: Runs forward and backward on fresh inputs and returns output and gradients by
+            name; None where the level does not offer it, or nothing is trained.
     """
 
     cp_rank: int
@@ -30,6 +32,7 @@ class Launch:
     forward: Callable[[Case, Mapping[str, torch.Tensor]], Any]
     rows: Mapping[str, int] = field(default_factory=dict)
     keys: Mapping[str, int] = field(default_factory=dict)
+    trained: Callable[[Case], Mapping[str, torch.Tensor]] | None = None
 
     def only(self, rows: tuple[int, int], keys: tuple[int, int]) -> dict[str, torch.Tensor]:
         """Inputs of some rows and keys, each given as (first, number)."""

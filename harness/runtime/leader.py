@@ -36,7 +36,7 @@ from harness.runtime.progress import Progress, plain_line
 from harness.runtime.resume import attempts_due, open_run
 from harness.runtime.run_folder import RunFolder, RunFolderError
 from harness.runtime.run_lock import RunLock
-from harness.runtime.schedule import Ranks, num_jobs, side_by_side
+from harness.runtime.schedule import Budget, Ranks, num_jobs, side_by_side
 from harness.runtime.spawner import NodeLostError, SpawnerError, SpawnFacts
 from harness.runtime.starters import NodeStarter, Starter, WorkerStarter
 from harness.runtime.stop import StopRequest
@@ -119,6 +119,7 @@ class Leader:
         self._progress.expect(item.scenario.id for item in self._planned)
         self._ledger = Ledger(self.folder, world, options, self._progress, results)
         self._scratch = server.path.with_suffix(".d")
+        self._budget = Budget(options.budget)
         self._lost = False
 
     def _first_record(self, name: str) -> RunRecord:
@@ -258,6 +259,9 @@ class Leader:
             if self._hub is not None and (gone := self._hub.lost) is not None:
                 self._lose(due[index:], gone)
                 return
+            if self._budget.spent:
+                self._ledger.lose(due[index:], self._budget.missing)
+                return
             lost = self._one(item, runner, alone)
             if lost is not None:
                 self._lose(due[index + 1 :], lost)
@@ -275,10 +279,13 @@ class Leader:
             jobs=jobs,
             number=self._ledger.next_number,
             run=run,
-            stop=self._stop,
+            stop=lambda: self._stop() or self._budget.spent,
         )
         for item, number, done in ended:
             self._take(item, number, done)
+        if self._budget.spent and not self._stop():
+            rest = [item for item in due if self._ledger.due(item)]
+            self._ledger.lose(rest, self._budget.missing)
 
     def _runners(self) -> tuple[Runner, ...]:
         """Return the runner of this run, and the one that repeats a scenario alone, if any."""

@@ -93,6 +93,7 @@ def run_attention_cases(
                 inputs={**inputs, "up_v": run.up_v},
                 forward=partial(_forward_again, run),
                 rows=dict.fromkeys(inputs, 0),
+                trained=partial(_train_again, run) if run.trains else None,
             )
             further_evidence(stage, case, launch)
         yield case, values
@@ -102,6 +103,11 @@ def _forward_again(run: _Run, case: Case, inputs: Mapping[str, torch.Tensor]) ->
     given = dict(inputs)
     up_v = given.pop("up_v")
     return _attend(run, case, given, up_v)
+
+
+def _train_again(run: _Run, case: Case) -> dict[str, torch.Tensor]:
+    call = _trained(run, case, _inputs(run, case))
+    return {**call.of_rows(), **call.of_keys()}
 
 
 def _forward(run: _Run, case: Case, inputs: dict[str, torch.Tensor], values: CaseValues) -> None:

@@ -120,7 +120,8 @@ def _attention_backward(stage: Stage, case: CallCase) -> Values:
     lse = torch.where(torch.isneginf(lse), torch.inf, lse)
     result = call_attention_backward(case, stage.source, out, lse)
     for b, values in enumerate(forward):
-        assert values.grad_query is not None and values.grad_key is not None
+        assert values.grad_query is not None, "an upstream gradient was given"
+        assert values.grad_key is not None, "an upstream gradient was given"
         yield f"grad.query{_place(case, b)}", result["dq"][b], values.grad_query
         yield f"grad.key{_place(case, b)}", result["dkv"][b], values.grad_key
 

@@ -71,6 +71,7 @@ class Options:
         sanitizer: compute-sanitizer's tool as ``TOOL[@RANKS]``, None for none.
         at_most: Attempts after which this start of the run ends without documents, None for all.
         folder_file: File that receives the path of the run folder.
+        budget: Seconds after which no further scenario starts, None for no end.
     """
 
     scenarios: tuple[str, ...] = ()
@@ -98,6 +99,7 @@ class Options:
     dump_all: bool = False
     at_most: int | None = None
     folder_file: str | None = None
+    budget: int | None = None
     engine: str = ENGINE
     judge: str = JUDGE
 
@@ -239,6 +241,11 @@ FLAGS = (
         help="Dump q, k, w of known, expected and modelled wrong selections as well.",
     ),
     Flag(names=("--at-most",), metavar="N", hidden=True, help="Attempts in this start of the run."),
+    Flag(
+        names=("--budget",),
+        metavar="SECONDS",
+        help="Start no scenario after that time; the rest is not run, and --resume goes on.",
+    ),
     Flag(names=("--folder-file",), metavar="FILE", hidden=True, help="Receives the run folder."),
     Flag(names=("--engine",), metavar="MODULE:FUNCTION", hidden=True, help="What runs on a rank."),
     Flag(names=("--judge",), metavar="MODULE", hidden=True, help="What computes verdicts."),
@@ -299,6 +306,7 @@ def make_options(paths: Sequence[str], values: Mapping[str, Any], prog: str) -> 
     if values["jobs"] != "auto":
         numbers["jobs"] = _number(values["jobs"], "--jobs", problems, or_else=" or auto")
     numbers["at_most"] = _number(values["at_most"], "--at-most", problems)
+    numbers["budget"] = _number(values["budget"], "--budget", problems)
     numbers["dump_bytes"] = _number(values["dump_bytes"], "--dump-bytes", problems, least=0)
     problems += _sanitizer_problems(values)
     for text in values["inject"]:
@@ -324,7 +332,7 @@ def make_options(paths: Sequence[str], values: Mapping[str, Any], prog: str) -> 
     return Options(scenarios=tuple(paths), **fields)
 
 
-_WITH_RESUME = ("resume", "jobs", "dry_run", "at_most", "folder_file")
+_WITH_RESUME = ("resume", "jobs", "dry_run", "at_most", "folder_file", "budget")
 
 
 def _sanitizer_problems(values: Mapping[str, Any]) -> list[str]:

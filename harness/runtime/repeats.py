@@ -41,7 +41,7 @@ def repeat_records(stage: Stage, case: Case, launch: Launch) -> list[LaunchEvide
             continue
         with _aside(stage.recorder):
             other = _RUNS[name](stage, case, launch, first)
-        records += [
+        found = [
             launch_evidence(
                 name,
                 first[layer],
@@ -53,7 +53,15 @@ def repeat_records(stage: Stage, case: Case, launch: Launch) -> list[LaunchEvide
             for layer in first
             if layer in other
         ]
+        records += [_if_chunked(record) for record in found]
     return records
+
+
+def _if_chunked(record: LaunchEvidence) -> LaunchEvidence:
+    """A scorer that takes all rows in one call, whatever the budget, says nothing of chunks."""
+    if record.launch == CHUNKED and record.calls[0] == record.calls[1]:
+        return replace(record, why_not="this scorer makes no chunks of its rows")
+    return record
 
 
 def _why_not(name: str, stage: Stage, case: Case, launch: Launch) -> str:
@@ -86,7 +94,14 @@ def _aside(recorder: Recorder) -> Iterator[None]:
 
 
 def _again(stage: Stage, case: Case, launch: Launch, _first: Layers) -> Layers:
-    return _forward(stage, case, launch, grad=stage.task.scenario.training.backward)
+    if launch.trained is None:
+        return _forward(stage, case, launch, grad=stage.task.scenario.training.backward)
+    one = launch.trained(case)
+    stage.recorder.clear()
+    other = launch.trained(case)
+    gap = max(float((one[name] - other[name]).abs().max()) for name in one if one[name].numel())
+    found = launched(stage.recorder)
+    return {layer: replace(layer_found, gap=gap) for layer, layer_found in found.items()}
 
 
 def _other_grad(stage: Stage, case: Case, launch: Launch, _first: Layers) -> Layers:

@@ -110,6 +110,7 @@ def resumed_options(plan: RunPlan, options: Options) -> Options:
         jobs=options.jobs,
         at_most=options.at_most,
         folder_file=options.folder_file,
+        budget=options.budget,
     )
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 
+from harness.record.ending import OUT_OF_TIME
 from harness.runtime.attempts import Executed
 from harness.runtime.limits import POLL_S
 from harness.runtime.options import Isolation, Options
@@ -47,6 +49,24 @@ def num_jobs(options: Options, planned: Sequence[Planned], world: World) -> int:
     smallest = min((item.num_ranks for item in planned), default=1)
     most = max(1, world.world_size // smallest)
     return most if options.jobs == "auto" else min(most, options.jobs)
+
+
+class Budget:
+    """Time after which nothing further starts."""
+
+    def __init__(self, seconds: int | None) -> None:
+        self._seconds = seconds
+        self._begin_s = time.monotonic()
+
+    @property
+    def spent(self) -> bool:
+        """True once it is used up."""
+        return self._seconds is not None and time.monotonic() - self._begin_s >= self._seconds
+
+    @property
+    def missing(self) -> str:
+        """What scenarios lack that it left no time for."""
+        return f"{OUT_OF_TIME} of {self._seconds} s"
 
 
 class Ranks:

@@ -215,9 +215,7 @@ def observe(attempt: Attempt) -> Observed:
         verdict=attempt.verdict,
         behaviours=explained_by(attempt.behaviours),
         wrong_values=frozenset(value.name for value in attempt.values if not value.within),
-        plans=frozenset(
-            path.plan for path in attempt.paths if path.plan != SHARED_PLAN
-        ),
+        plans=frozenset(path.plan for path in attempt.paths if path.plan != SHARED_PLAN),
         wrong_tables=frozenset(item.table for item in attempt.layouts if not item.equal),
         deviations=frozenset(deviation.kind for deviation in attempt.deviations),
         phase=None if fault is None or fault.phase is None else str(fault.phase),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, fields
 
+from harness.record.ending import out_of_time
 from harness.record.environment import Environment
 from harness.record.rates import fault_rate
 from harness.record.result import RunRecord, ScenarioResult
@@ -148,16 +149,8 @@ def night_of(run: StoredRun) -> Night:
     )
 
 
-OUT_OF_TIME = "time left in the budget"
-"""What a scenario misses that a budget left no time for."""
-
-
 def _past_budget(results: tuple[ScenarioResult, ...]) -> tuple[str, ...]:
-    return tuple(
-        result.id
-        for result in results
-        if (result.last.missing_capability or "").startswith(OUT_OF_TIME)
-    )
+    return tuple(result.id for result in results if out_of_time(result))
 
 
 def _key(record: RunRecord, results: tuple[ScenarioResult, ...]) -> NightKey:

@@ -42,7 +42,7 @@ def test_every_case_ran_and_none_came_out_otherwise(results):
     assert outcomes == {Outcome.EXPECTED, Outcome.KNOWN}
 
 
-def test_each_case_is_right_on_some_release_and_all_rules_are_used(results):
+def test_a_case_with_rules_has_a_release_that_they_are_about(results):
     families = {scenario_id.partition("[")[0] for scenario_id in results}
     for family in families:
         own = [r for name, r in results.items() if name.partition("[")[0] == family]

@@ -139,6 +139,9 @@ def test_a_function_imported_by_name_is_observed_there_and_put_back(monkeypatch)
     importer = types.ModuleType("importer")
     importer.build_packed_cp_indexer_layout = original
     monkeypatch.setitem(sys.modules, LAYOUT.replace("dsa_layout", "dsa_importer"), importer)
+    # As an import does it.
+    variant = importlib.import_module(LAYOUT.rpartition(".")[0])
+    monkeypatch.setattr(variant, "dsa_importer", importer, raising=False)
     recorder = Recorder()
     with installed(recorder, "0.19.2"):
         boundaries = torch.tensor([0, 8])

@@ -18,6 +18,7 @@ from harness.scenario.spec import (
     ModelSpec,
     ParallelSpec,
     Scenario,
+    TrainingSpec,
 )
 
 SCORER = Scenario(
@@ -117,6 +118,20 @@ def test_gradients_change_no_selection(tmp_path):
     assert attempt.verdict is Verdict.PASS, attempt.deviations
     assert [record.launch for record in attempt.launches] == ["again", "grad"]
     assert all(record.output_compared for record in attempt.launches)
+
+
+def test_a_second_training_has_the_same_gradients_and_a_planted_one_has_not(tmp_path):
+    scenario = replace(
+        ATTENTION,
+        training=TrainingSpec(backward=True),
+        compare=CompareSpec(launches=("again",)),
+    )
+    attempt = run_alone(scenario, tmp_path)
+    assert attempt.verdict is Verdict.PASS, attempt.deviations
+    assert [record.gradient_difference for record in attempt.launches] == [0.0]
+    attempt = run_alone(scenario, tmp_path, inject=("second_gradient@0:backward",))
+    assert attempt.verdict is Verdict.NONDETERMINISTIC
+    assert "a gradient element is off" in attempt.deviations[0].text
 
 
 def test_what_was_collected_is_in_the_record(tmp_path):

@@ -114,6 +114,8 @@ def test_what_moved_is_a_state_leak_that_names_it(deviations):
         ({"rows_different": 2, "rows_tied": 1}, True),
         ({"output_difference": 0.5}, True),
         ({"output_difference": 0.5, "launch": "grad"}, False),
+        ({"gradient_difference": 0.5}, True),
+        ({"gradient_difference": 0.0}, False),
         ({"why_not": "only one sequence"}, False),
     ],
 )

@@ -129,3 +129,18 @@ def test_what_is_in_the_way_of_a_resume_is_said_in_one_line(session, tmp_path):
         "tiny/fourth",
     ]
     assert "start it with --nproc-per-node 2" in output
+
+
+def test_what_a_budget_left_no_time_for_is_resumed(session):
+    """One second is over before the first scenario can start: the imports alone take longer."""
+    code, output = session.finish(
+        session.dsa_harness(*session.scenarios("first", "second"), "--budget", "1")
+    )
+    assert code == 5, output
+    for result in session.results().values():
+        assert result.last.missing_capability == "time left in the budget of 1 s"
+        assert result.last.cut_short is not None
+    run = str(session.run_folder())
+    code, output = session.finish(session.command("run", "--resume", run))
+    assert code == 0, output
+    assert {str(r.verdict) for r in session.results().values()} == {"pass"}

@@ -39,6 +39,7 @@ def execute(task: Task, journal: Journal, *, is_async: bool = False) -> None:
 
 
 def _write(task: Task, journal: Journal, cp_rank: int, microbatch: int, seed: int) -> None:
+    backend = task.scenario.kernels.dsa_kernel_backend
     place = {
         "global_rank": task.global_rank,
         "cp_rank": cp_rank,
@@ -49,8 +50,8 @@ def _write(task: Task, journal: Journal, cp_rank: int, microbatch: int, seed: in
     journal.evidence(
         PathEvidence(
             **place,
-            backend=task.scenario.kernels.dsa_kernel_backend,
-            plan=task.scenario.expect.plan or "packed_thd",
+            backend=backend,
+            plan=task.scenario.expect.plan or ("none" if backend == "none" else "packed_thd"),
             plan_source="inferred",
             reason="tiny engine",
             scorer="none",

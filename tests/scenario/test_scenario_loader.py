@@ -37,8 +37,8 @@ def test_eight_mistakes_are_reported_in_one_go(load_text):
     assert [str(problem).removeprefix(file + ":") for problem in result.problems] == [
         "3:8: model: no model named 'smal' in models/; did you mean small?; there are: "
         "deepseek_v3_2, glm5_2, small",
-        "4:8: level: expected one of scorer, attention, model, found 'attentoin'; did you mean "
-        "attention?",
+        "4:8: level: expected one of scorer, attention, model, kernel, found 'attentoin'; did you "
+        "mean attention?",
         "7:30: kernels.modelled.cudnn_frontend: expected text, found 1.32; put it in quotes",
         "10:3: parallel.cp_rank: unknown key; did you mean cp_ranks?",
         "13:19: microbatches[0].padded[1]: sequence 1: padded length 60 is shorter than its real "

@@ -158,8 +158,8 @@ def test_nesting_is_bounded(folder):
     (folder / "s12.yaml").write_text(SUITE)
     (message,) = messages(load(["s0.yaml"]))
     assert message == (
-        f"s{MAX_DEPTH - 1}.yaml:3:13: scenarios[0]: suites nested more than {MAX_DEPTH} levels deep; "
-        "name their files here"
+        f"s{MAX_DEPTH - 1}.yaml:3:13: scenarios[0]: suites nested more than {MAX_DEPTH} levels "
+        "deep; name their files here"
     )
     assert load([f"s{13 - MAX_DEPTH}.yaml"]).ok
 
