@@ -234,7 +234,8 @@ def _send(
     if dry_run:
         for script in scripts:
             click.echo(f"written: {script}")
-        click.echo(f"nothing was submitted; submission folder {folder}")
+        click.echo("nothing was submitted")
+        click.echo(f"submission folder {folder}")
         return
     try:
         done = submit_all(Slurm(), jobs, scripts, click.echo)
@@ -248,6 +249,7 @@ def _submit_again(
     folder: Path, cluster: Cluster, extra: Mapping[str, Any], *, dry_run: bool
 ) -> None:
     """Submit the parts that have not come to their end, without the nodes that were lost."""
+    from harness.runtime.run_lock import forget_leader
     from launch.slurm.client import Slurm, SlurmError
     from launch.slurm.parts import Group
     from launch.slurm.progress import PartState, progress
@@ -271,6 +273,10 @@ def _submit_again(
     for stand in lost:
         suspects |= set(_lost_nodes(slurm, stand.slurm.nodes if stand.slurm else ""))
     submission = replace(submission, suspects=tuple(sorted(suspects)))
+    for stand in stands:
+        if stand.number in due and stand.run is not None:
+            # Slurm says that its job is over: no leader needs to be waited for.
+            forget_leader(stand.run)
     by_nodes: dict[int, list[Any]] = {}
     for part in submission.parts:
         if part.number in due:

@@ -14,6 +14,9 @@ _OWN_SIGNALS = frozenset(
     {signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP}
 )
 """Signals that a process brings on itself. Any other may be the one that ended the run."""
+_SERVER_GONE = 255
+"""Exit code that multiprocessing gives a child whose forkserver ended: a signal to all processes of
+a job, such as that of ``scancel``, may meet the forkserver first."""
 
 
 def has_own_fault(rank: RankOutcome) -> bool:
@@ -24,7 +27,7 @@ def has_own_fault(rank: RankOutcome) -> bool:
         return True
     if rank.ended_by_harness or rank.node_lost is not None:
         return False
-    return rank.signal in _OWN_SIGNALS or rank.exit_code not in (0, None, STORAGE_EXIT)
+    return rank.signal in _OWN_SIGNALS or rank.exit_code not in (0, None, STORAGE_EXIT, _SERVER_GONE)
 
 
 def as_cut_short(attempt: Attempt, ranks: Sequence[RankOutcome], reason: str) -> Attempt:

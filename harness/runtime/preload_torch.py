@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import sys
 
 from harness.runtime.death import die_with_parent
@@ -30,6 +31,8 @@ if _in_forkserver():
     die_with_parent(int(os.environ[PARENT_VARIABLE]))
     # A signal to the leader's process group is the leader's to handle.
     os.setsid()
+    # Slurm's warning reaches every process of a step, in any group; ranks write their stacks on it.
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
 import torch  # noqa: E402 (after the request to die: the import takes seconds)
 import torch.distributed  # noqa: E402, F401

@@ -91,8 +91,10 @@ def _record(
 def _code(
     records: Sequence[RunRecord], results: Sequence[ScenarioResult], *, complete: bool
 ) -> ExitCode:
-    """Return the code of the results; where some are missing, no success."""
-    judged = exit_code((result.verdict, result.outcome) for result in results)
+    """Return the code of the results; where some are missing or cut short, no success."""
+    whole = [result for result in results if result.last.cut_short is None]
+    judged = exit_code((result.verdict, result.outcome) for result in whole)
+    complete = complete and len(whole) == len(results)
     if complete or judged not in (ExitCode.OK, ExitCode.NOTHING_RAN):
         return judged
     codes = {record.exit_code for record in records}

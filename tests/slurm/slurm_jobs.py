@@ -105,7 +105,7 @@ class Jobs:
     def verdicts(self, submission: Path) -> dict[str, str]:
         return {result.id: str(result.verdict) for result in self.merged(submission).results}
 
-    def wait_until(self, ready: Callable[[], object], limit_s: float = 120) -> None:
+    def wait_until(self, ready: Callable[[], object], limit_s: float = 300) -> None:
         end = time.monotonic() + limit_s
         while not ready():
             assert time.monotonic() < end, "not within the limit"

@@ -217,6 +217,7 @@ class Sandbox:
             "ReturnToService": 2,
             "KillWait": 10,
             "MinJobAge": 86400,
+            "EnforcePartLimits": "ALL",
             "SlurmdParameters": "config_overrides",
             "GresTypes": "gpu",
         }
