@@ -88,29 +88,6 @@ def test_all_mistakes_are_told_at_once(tmp_path):
     assert places == {"a.yaml", "b.yaml", "--megatron nowhere", "--out a.yaml"}
 
 
-def test_several_nodes_are_refused_by_the_run_s_leader_alone(tmp_path):
-    (tmp_path / "a.yaml").write_text(GOOD)
-    said = []
-    for rank in (0, 2):
-        env = _environment(rank=rank, size=4) | {
-            "LOCAL_RANK": "0",
-            "LOCAL_WORLD_SIZE": "2",
-            "GROUP_RANK": str(rank // 2),
-        }
-        done = subprocess.run(
-            [sys.executable, str(RUN), "a.yaml"],
-            cwd=tmp_path,
-            env=env,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 2
-        said.append(done.stderr)
-    assert "4 ranks on 2 nodes" in said[0] and "use --nnodes 1" in said[0]
-    assert said[1] == ""
-
-
 def test_nothing_selected_is_exit_code_5(tmp_path):
     (tmp_path / "a.yaml").write_text(GOOD)
     done = _run(tmp_path, "a.yaml", "-k", "other", size=2)

@@ -168,7 +168,9 @@ def scenarios(draw):
                 spec.ExpectSpec,
                 verdict=some(Verdict.PASS, Verdict.REFUSED),
                 plan=some(None, "packed_single", "decline"),
-                layout_builds_per_microbatch=st.none() | st.integers(0, 3),
+                # At level scorer there are no layers to count for.
+                layout_builds_per_microbatch=st.none()
+                | (st.integers(0, 3) if level != "scorer" else st.nothing()),
                 kernel_calls=st.dictionaries(words, st.integers(0, 9), max_size=2),
             )
         ),
