@@ -17,6 +17,7 @@ _OWN_SIGNALS = frozenset(
 _SERVER_GONE = 255
 """Exit code that multiprocessing gives a child whose forkserver ended: a signal to all processes of
 a job, such as that of ``scancel``, may meet the forkserver first."""
+_NOT_ITS_OWN = (0, None, STORAGE_EXIT, _SERVER_GONE)
 
 
 def has_own_fault(rank: RankOutcome) -> bool:
@@ -27,7 +28,7 @@ def has_own_fault(rank: RankOutcome) -> bool:
         return True
     if rank.ended_by_harness or rank.node_lost is not None:
         return False
-    return rank.signal in _OWN_SIGNALS or rank.exit_code not in (0, None, STORAGE_EXIT, _SERVER_GONE)
+    return rank.signal in _OWN_SIGNALS or rank.exit_code not in _NOT_ITS_OWN
 
 
 def as_cut_short(attempt: Attempt, ranks: Sequence[RankOutcome], reason: str) -> Attempt:
