@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -25,6 +25,8 @@ class Groups:
         harness_cp: Harness traffic over the same ranks as the context-parallel group; production
             groups never carry it.
         harness_tp: The same for the tensor-parallel group, None where that has one rank.
+        effective: Group that stands in for the collection's context-parallel one while a microbatch
+            runs (see ``entered``), None where that is the configured one.
         dp_size: Data-parallel replicas; above 1 only where fewer ranks run than there are, as when
             a scenario is run again at a smaller CP size.
     """
@@ -36,6 +38,7 @@ class Groups:
     cp_rank: int
     tp_size: int
     tp_rank: int
+    effective: Any = None
     dp_size: int = 1
     dp_rank: int = 0
 
@@ -68,6 +71,55 @@ def model_parallel(parallel: ParallelSpec) -> Iterator[Groups]:
         )
     finally:
         parallel_state.destroy_model_parallel()
+
+
+def effective_groups(groups: Groups, size: int) -> Groups:
+    """Return the groups of a microbatch that runs on a part of the context-parallel group.
+
+    Neighbouring ranks make a part; all parts run side by side. Every rank creates all of them.
+
+    Args:
+        groups: The configured groups, without tensor parallelism: all ranks of the world.
+        size: Effective CP size, a divisor of the configured one.
+    """
+    assert groups.tp_size == 1, "parts are made of the whole world"
+    ranks = dist.get_process_group_ranks(groups.collection.cp)
+    backend = dist.get_backend(groups.collection.cp)
+    own: list[Any] = []
+    for start in range(0, len(ranks), size):
+        part = ranks[start : start + size]
+        made = [
+            dist.new_group(part, backend=backend, group_desc="EFFECTIVE_CONTEXT_PARALLEL_GROUP"),
+            dist.new_group(part, backend="gloo", group_desc="HARNESS_CP"),
+        ]
+        if dist.get_rank() in part:
+            own = made
+    return replace(
+        groups,
+        effective=own[0],
+        harness_cp=own[1],
+        cp_size=size,
+        cp_rank=groups.cp_rank % size,
+        dp_size=groups.cp_size // size,
+        dp_rank=groups.cp_rank // size,
+    )
+
+
+@contextmanager
+def entered(groups: Groups) -> Iterator[None]:
+    """Set the effective group where the layers look for theirs, and put the configured one back.
+
+    What a caller of a build without Dynamic CP of its own does around a microbatch.
+    """
+    if groups.effective is None:
+        yield
+        return
+    configured = groups.collection.cp
+    groups.collection.cp = groups.effective
+    try:
+        yield
+    finally:
+        groups.collection.cp = configured
 
 
 def _harness_group(group: Any, description: str) -> Any:

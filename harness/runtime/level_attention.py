@@ -25,7 +25,7 @@ from harness.production.attention import (
 )
 from harness.production.backend import as_production
 from harness.production.config import transformer_config
-from harness.production.groups import Groups, gather_rows, sum_over_ranks
+from harness.production.groups import Groups, entered, gather_rows, sum_over_ranks
 from harness.production.indexer_log import clear_log, logged_loss, logs_loss
 from harness.production.packs import to_packed_order
 from harness.record.result import Phase
@@ -75,28 +75,36 @@ def run_attention_cases(
     if role.main:
         stage.watched.module, stage.watched.config = run.attention, config
     for case in cases(scenario):
-        begin(stage, case, groups.cp_rank, planted=role.planted)
-        values, inputs = CaseValues(), _inputs(run, case)
-        if run.trains:
-            _train(run, case, inputs, values)
-        else:
-            _forward(run, case, inputs, values)
-        observation = observe_scorer(stage.recorder, LAYER)
-        keys = _gathered_keys(stage, case, groups)
-        if role.kept and observation is not None:
-            values.add_selection(LAYER, observation, keys)
-        if role.main:
-            conclude_case(stage, case, groups.cp_rank, {LAYER: keys})
-            launch = Launch(
-                cp_rank=groups.cp_rank,
-                module=run.attention,
-                inputs={**inputs, "up_v": run.up_v},
-                forward=partial(_forward_again, run),
-                rows=dict.fromkeys(inputs, 0),
-                trained=partial(_train_again, run) if run.trains else None,
-            )
-            further_evidence(stage, case, launch)
+        with entered(groups):
+            values = _run_case(run, case)
         yield case, values
+
+
+def _run_case(run: _Run, case: Case) -> CaseValues:
+    """Run one case and collect what it shows."""
+    stage, groups, role = run.stage, run.groups, run.role
+    begin(stage, case, groups.cp_rank, planted=role.planted)
+    values, inputs = CaseValues(), _inputs(run, case)
+    if run.trains:
+        _train(run, case, inputs, values)
+    else:
+        _forward(run, case, inputs, values)
+    observation = observe_scorer(stage.recorder, LAYER)
+    keys = _gathered_keys(stage, case, groups)
+    if role.kept and observation is not None:
+        values.add_selection(LAYER, observation, keys)
+    if role.main:
+        conclude_case(stage, case, groups.cp_rank, {LAYER: keys})
+        launch = Launch(
+            cp_rank=groups.cp_rank,
+            module=run.attention,
+            inputs={**inputs, "up_v": run.up_v},
+            forward=partial(_forward_again, run),
+            rows=dict.fromkeys(inputs, 0),
+            trained=partial(_train_again, run) if run.trains else None,
+        )
+        further_evidence(stage, case, launch)
+    return values
 
 
 def _forward_again(run: _Run, case: Case, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from harness.evidence.across import compare_across
 from harness.evidence.case_values import CaseValues, in_packed_order
-from harness.production.groups import Groups, model_parallel
+from harness.production.groups import Groups, effective_groups, model_parallel
 from harness.production.indexer_log import clear_log, log_nothing, logged_loss
 from harness.production.perturb import Perturbation
 from harness.record.evidence import ValueEvidence
@@ -58,13 +58,16 @@ def run_with_twins(stage: Stage, run_cases: Runner) -> None:
     """Run the scenario, then again for every comparison it asks for."""
     scenario = stage.task.scenario
     sizes = scenario.compare.context_parallel_size
-    role = Role(main=True, judged=True, planted=True, kept=bool(sizes))
+    effective = scenario.compare.effective_cp
+    role = Role(main=True, judged=True, planted=True, kept=bool(sizes or effective))
     kept: list[tuple[Case, CaseValues]] = []
     with model_parallel(scenario.parallel) as groups:
         stage.journal.group = groups.collection.cp
         for case, values in run_cases(stage, groups, role):
             if role.kept:
                 kept.append((case, values))
+        for size in effective:
+            _run_on_parts(stage, size, kept, groups, run_cases)
     for size in sizes:
         _run_at_size(stage, size, kept, groups, run_cases)
     if scenario.compare.dtype is not None:
@@ -78,6 +81,21 @@ def run_with_twins(stage: Stage, run_cases: Runner) -> None:
 
 def twin_at_size(scenario: Scenario, size: int) -> Scenario:
     """Return the scenario at another CP size, its sequences padded as they are now."""
+    return replace(
+        _padded_as_now(scenario),
+        parallel=replace(scenario.parallel, context_parallel_size=size),
+        compare=CompareSpec(),
+    )
+
+
+def twin_on_parts(scenario: Scenario, size: int) -> Scenario:
+    """Return the scenario with an effective CP size of its own for every microbatch."""
+    pinned = _padded_as_now(scenario)
+    microbatches = tuple(replace(microbatch, cp=size) for microbatch in pinned.microbatches)
+    return replace(pinned, microbatches=microbatches, compare=CompareSpec())
+
+
+def _padded_as_now(scenario: Scenario) -> Scenario:
     microbatches = []
     for microbatch in scenario.microbatches:
         if microbatch.qkv_format == "thd":
@@ -87,12 +105,7 @@ def twin_at_size(scenario: Scenario, size: int) -> Scenario:
                 microbatch, padded=pack.q_padded, kv_padded=pack.k_padded if given else "auto"
             )
         microbatches.append(microbatch)
-    return replace(
-        scenario,
-        microbatches=tuple(microbatches),
-        parallel=replace(scenario.parallel, context_parallel_size=size),
-        compare=CompareSpec(),
-    )
+    return replace(scenario, microbatches=tuple(microbatches))
 
 
 def _staged(stage: Stage, scenario: Scenario) -> Stage:
@@ -130,6 +143,34 @@ def _run_at_size(
                 group=share,
             ):
                 stage.journal.evidence(record)
+
+
+def _run_on_parts(
+    stage: Stage,
+    size: int,
+    kept: list[tuple[Case, CaseValues]],
+    first: Groups,
+    run_cases: Runner,
+) -> None:
+    """Run the twin on parts of the group, all of them at once; all ranks compare with the first."""
+    twin = _staged(stage, twin_on_parts(stage.task.scenario, size))
+    twin = replace(twin, perturbation=Perturbation())
+    groups = effective_groups(first, size)
+    found = run_cases(twin, groups, Role(kept=True))
+    for (case, values), (same, others) in zip(kept, found, strict=True):
+        box = [in_packed_order(others, same.pack, groups)]
+        dist.broadcast_object_list(box, src=0, group=first.harness_cp)
+        stage.journal.phase(Phase.COMPARE)
+        for record in compare_across(
+            f"effective{size}.",
+            values,
+            box[0],
+            scenario=stage.task.scenario,
+            pack=case.pack,
+            site=site_of(stage, case, first.cp_rank),
+            group=first.harness_cp,
+        ):
+            stage.journal.evidence(record)
 
 
 def _same_shard_group(tp_size: int) -> Any:

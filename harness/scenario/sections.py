@@ -177,6 +177,10 @@ class Compare(f.Section):
         default=[]
     )
     """CP sizes at which the same packs run again."""
+    effective_cp: Annotated[list[f.GroupSize], AfterValidator(f.unique)] = Field(default=[])
+    """Effective CP sizes at which the same packs run again on parts of the configured group, as
+    under Dynamic CP: the layers stay as they are, and their group is set for the microbatch and
+    put back. Level attention only."""
     dtype: Literal["fp32"] | None = None
     """``fp32``: everything runs again in fp32 and is judged by the bounds of fp32."""
     launches: Annotated[

@@ -175,11 +175,14 @@ class CompareSpec:
 
     Attributes:
         context_parallel_size: CP sizes at which the same packs run again.
+        effective_cp: Effective CP sizes at which they run again while the configured one stays, as
+            Dynamic CP gives a microbatch a part of the group.
         dtype: ``fp32``: everything runs again in fp32 and is judged by the bounds of fp32.
         launches: Further launches of the same pack, names of ``harness.record.launches``.
     """
 
     context_parallel_size: tuple[int, ...] = ()
+    effective_cp: tuple[int, ...] = ()
     dtype: Literal["fp32"] | None = None
     launches: tuple[str, ...] = ()
 

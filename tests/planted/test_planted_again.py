@@ -31,6 +31,7 @@ AGAIN = {
     "alone": "{{}}",
     "in-fp32": "{{dtype: fp32}}",
     "at-cp1": "{{context_parallel_size: [1]}}",
+    "on-parts": "{{effective_cp: [1]}}",
 }
 
 
@@ -62,13 +63,14 @@ def test_it_keeps_its_size_in_fp32_and_turns_red_there(planted):
     assert wrong(result) == {(1, "fp32.attention_output")}
 
 
-def test_it_is_seen_beside_the_same_tokens_at_another_size(planted):
+@pytest.mark.parametrize(("name", "prefix"), [("at-cp1", "cp1"), ("on-parts", "effective1")])
+def test_it_is_seen_beside_the_same_tokens_at_another_size(planted, name, prefix):
     """Rows are equal bit for bit across CP sizes; the bound is one rounding of the greatest."""
-    result = planted.results["planted/at-cp1"]
+    result = planted.results[f"planted/{name}"]
     differs = {
         value.global_rank: value.max_abs_diff
         for value in result.last.values
-        if value.name == "cp1.attention_output"
+        if value.name == f"{prefix}.attention_output"
     }
     assert differs[0] == 0.0
     assert differs[1] > 0.0

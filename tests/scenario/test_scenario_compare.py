@@ -29,6 +29,27 @@ ERRORS = [
         id="own size",
     ),
     pytest.param(
+        write(CP4 + "level: model\ncompare: {effective_cp: [1]}"),
+        write(CP4 + "level: attention\ncompare: {effective_cp: [1]}"),
+        "the group of a whole model is the build's to set",
+        id="effective CP of a model",
+    ),
+    pytest.param(
+        write(CP4 + "compare: {effective_cp: [4]}"),
+        write(CP4 + "compare: {effective_cp: [1, 2]}"),
+        "CP 4 is the scenario's own size",
+        id="effective CP of the own size",
+    ),
+    pytest.param(
+        write(
+            "parallel: {context_parallel_size: 2, tensor_model_parallel_size: 2}\n"
+            "compare: {effective_cp: [1]}"
+        ),
+        write("parallel: {context_parallel_size: 2}\ncompare: {effective_cp: [1]}"),
+        "parts of the group are made for tensor_model_parallel_size 1",
+        id="effective CP and tensor parallelism",
+    ),
+    pytest.param(
         write(CP4 + "compare: {context_parallel_size: [3]}"),
         write(CP4 + "compare: {context_parallel_size: [1, 2]}"),
         "CP 3 does not divide the 4 ranks",

@@ -14,6 +14,7 @@ def _level(scenario: Scenario) -> Iterator[Finding]:
     compare = scenario.compare
     asked = {
         "context_parallel_size": bool(compare.context_parallel_size),
+        "effective_cp": bool(compare.effective_cp),
         "dtype": compare.dtype is not None,
     }
     for key, given in asked.items():
@@ -26,12 +27,36 @@ def _level(scenario: Scenario) -> Iterator[Finding]:
 
 
 def _sizes(scenario: Scenario) -> Iterator[Finding]:
+    yield from _sizes_of(scenario, "context_parallel_size", scenario.compare.context_parallel_size)
+
+
+def _effective(scenario: Scenario) -> Iterator[Finding]:
+    compare = scenario.compare
+    if not compare.effective_cp:
+        return
+    if scenario.level == "model":
+        yield Finding(
+            path=("compare", "effective_cp"),
+            message="the group of a whole model is the build's to set; use level attention, or "
+            "remove effective_cp",
+        )
+    elif scenario.parallel.tensor_model_parallel_size > 1:
+        yield Finding(
+            path=("compare", "effective_cp"),
+            message="parts of the group are made for tensor_model_parallel_size 1, found "
+            f"{scenario.parallel.tensor_model_parallel_size}; use 1, or remove effective_cp",
+        )
+    else:
+        yield from _sizes_of(scenario, "effective_cp", compare.effective_cp)
+
+
+def _sizes_of(scenario: Scenario, key: str, sizes: tuple[int, ...]) -> Iterator[Finding]:
     if scenario.level not in ("attention", "model"):
         return
     parallel = scenario.parallel
     ranks = scenario.num_ranks // parallel.tensor_model_parallel_size
-    for place, size in enumerate(scenario.compare.context_parallel_size):
-        path = ("compare", "context_parallel_size", place)
+    for place, size in enumerate(sizes):
+        path = ("compare", key, place)
         if size == parallel.context_parallel_size:
             yield Finding(
                 path=path,
@@ -45,10 +70,10 @@ def _sizes(scenario: Scenario) -> Iterator[Finding]:
                 "divisor",
             )
         else:
-            yield from _cuts(scenario, size, place)
+            yield from _cuts(scenario, size, path)
 
 
-def _cuts(scenario: Scenario, size: int, place: int) -> Iterator[Finding]:
+def _cuts(scenario: Scenario, size: int, path: tuple[str | int, ...]) -> Iterator[Finding]:
     """Report sequences whose padded lengths the other size cannot cut."""
     for index, microbatch in enumerate(scenario.microbatches):
         if microbatch.qkv_format != "thd":
@@ -61,7 +86,7 @@ def _cuts(scenario: Scenario, size: int, place: int) -> Iterator[Finding]:
         wrong = [length for length in padded if size > 1 and length % (2 * size)]
         if wrong:
             yield Finding(
-                path=("compare", "context_parallel_size", place),
+                path=path,
                 message=f"microbatches[{index}] has a padded length of {wrong[0]}, which is not a "
                 f"multiple of 2 * {size}; set padded, or compare with another size",
             )
@@ -120,6 +145,16 @@ RULES = (
             "microbatches",
         ),
         check=_sizes,
+    ),
+    Rule(
+        needs=(
+            "level",
+            "compare.effective_cp",
+            "parallel.context_parallel_size",
+            "parallel.tensor_model_parallel_size",
+            "microbatches",
+        ),
+        check=_effective,
     ),
     Rule(
         needs=("compare.context_parallel_size", "parallel.dynamic_context_parallel"),
