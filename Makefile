@@ -11,10 +11,10 @@ demo: $(STAMP)
 	$(BIN)/torchrun --standalone --nproc-per-node 4 launch/run.py --scenario scenarios/quickstart
 
 test: lint
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow and not gpu"
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not gpu"
 
 test-all: lint
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .

@@ -15,7 +15,6 @@ from reports.store import load_run
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.ranks,
-    pytest.mark.xdist_group("ranks"),
     pytest.mark.timeout(1800),
 ]
 

@@ -14,7 +14,7 @@ from planted_runs import Run, run  # noqa: E402
 
 from harness.record.verdict import Outcome, Verdict  # noqa: E402
 
-pytestmark = [pytest.mark.ranks, pytest.mark.xdist_group("ranks"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
 
 QUICKSTART = ROOT / "scenarios" / "quickstart"
 

@@ -82,7 +82,6 @@ def paths(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.ranks
-@pytest.mark.xdist_group("ranks")
 @pytest.mark.timeout(900)
 def test_findings_go_to_the_attempt_that_ran_under_the_tool(tmp_path, paths):
     code, output = _start(tmp_path, "--ranks", "2", "--sanitizer", "memcheck@0", *paths)

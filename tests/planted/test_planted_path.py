@@ -11,7 +11,7 @@ from harness.production.locate import find_build
 from harness.production.probes import build_facts
 from harness.record.verdict import Outcome, Verdict
 
-pytestmark = [pytest.mark.ranks, pytest.mark.xdist_group("ranks"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
 
 SAYS = """\
 id: {id}

@@ -11,7 +11,7 @@ from harness.production.call_checks import call_facts
 from harness.production.locate import DSA_FOLDER, find_build
 from harness.record.verdict import Outcome, Verdict
 
-pytestmark = [pytest.mark.ranks, pytest.mark.xdist_group("ranks"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(600)]
 
 FOLDER = ROOT / "scenarios" / "perturb"
 REFUSED = ("device", "dtype", "view", "tp-slice", "missing-starts", "missing-ends")

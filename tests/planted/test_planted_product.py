@@ -29,7 +29,7 @@ from harness.runtime.processes import session_members
 PAIRWISE = pairwise(tuple(KINDS), PHASES, RANKS)
 REST = [case for case in every_case() if case not in PAIRWISE]
 
-ranks = [pytest.mark.ranks, pytest.mark.xdist_group("ranks")]
+ranks = [pytest.mark.ranks]
 
 
 def on_ranks(cases, *marks):
@@ -124,7 +124,6 @@ def _check_aftermath(run: Run, case) -> None:
 
 @pytest.mark.timeout(600)
 @pytest.mark.ranks
-@pytest.mark.xdist_group("ranks")
 def test_the_run_ends_with_the_worst_code_and_says_so(planted):
     assert planted.record.exit_code == ExitCode.FAULT
     assert planted.status == 1

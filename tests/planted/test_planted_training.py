@@ -7,7 +7,7 @@ from planted_runs import Run, run, write_scenario
 
 from harness.record.verdict import Outcome, Verdict
 
-pytestmark = [pytest.mark.ranks, pytest.mark.xdist_group("ranks"), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(240)]
 
 SCENARIO = """\
 id: {id}

@@ -11,7 +11,7 @@ from planted_runs import Run, run, write_scenario
 
 from harness.record.verdict import Outcome, Verdict
 
-pytestmark = [pytest.mark.ranks, pytest.mark.xdist_group("ranks"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(600)]
 
 SCENARIO = """\
 id: {id}

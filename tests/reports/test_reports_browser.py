@@ -37,7 +37,6 @@ pytestmark = [
     pytest.mark.skipif(
         CHROMIUM is None, reason="needs Debian's chromium: apt-get install chromium"
     ),
-    pytest.mark.xdist_group("browser"),
 ]
 
 RUNS: dict[str, Callable[[], list[ScenarioResult]]] = {

@@ -236,7 +236,7 @@ def attempted(fresh, make_planned):
 
 def on_ranks(test):
     """Mark a test that starts rank processes."""
-    return pytest.mark.ranks(pytest.mark.xdist_group("ranks")(test))
+    return pytest.mark.ranks(test)
 
 
 @on_ranks

@@ -114,7 +114,6 @@ values: {seeds: [0, 1]}
 
 @pytest.mark.slow
 @pytest.mark.ranks
-@pytest.mark.xdist_group("ranks")
 @pytest.mark.timeout(600)
 def test_a_modelled_run_dumps_when_it_is_told_to(tmp_path):
     session = Session(tmp_path)

@@ -11,7 +11,7 @@ from harness.runtime.generation import SharedRunner
 from harness.runtime.processes import session_members
 from harness.runtime.supervisor import Supervisor
 
-pytestmark = [pytest.mark.ranks, pytest.mark.xdist_group("ranks")]
+pytestmark = [pytest.mark.ranks]
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from run_session import Session
 from harness.record.codec import to_jsonable
 from reports.store import load_run
 
-pytestmark = [pytest.mark.ranks, pytest.mark.xdist_group("ranks"), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(900)]
 
 NAMES = ("first", "flaky", "third", "both")
 WORDS = ("run", "--ranks", "2", "--engine", "flaky_engine:execute", "--repeat", "3")

@@ -13,7 +13,7 @@ from harness.record.codec import to_jsonable
 from harness.record.result import Phase
 from harness.record.verdict import Outcome, Verdict
 
-pytestmark = [pytest.mark.ranks, pytest.mark.xdist_group("ranks"), pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(400)]
 
 SCRIPT = str(ROOT / "launch" / "run.py")
 QUICKSTART = str(ROOT / "scenarios" / "quickstart")

@@ -185,7 +185,7 @@ def test_the_real_py_spy_sees_a_sleeping_and_a_stopped_process(tmp_path, sleeper
 
 def on_ranks(test):
     """Mark a test that starts rank processes."""
-    return pytest.mark.ranks(pytest.mark.xdist_group("ranks")(test))
+    return pytest.mark.ranks(test)
 
 
 @on_ranks

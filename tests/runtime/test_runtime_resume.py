@@ -10,7 +10,7 @@ from harness.record.codec import to_jsonable
 from reports.store import load_run
 from reports.summary import summarise_stored
 
-pytestmark = [pytest.mark.ranks, pytest.mark.xdist_group("ranks"), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(900)]
 
 NAMES = ("first", "gated", "third", "fourth")
 ENGINE = ("--engine", "gated_engine:execute")

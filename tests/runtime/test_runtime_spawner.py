@@ -28,7 +28,6 @@ def _run(code):
 
 
 @pytest.mark.ranks
-@pytest.mark.xdist_group("ranks")
 @pytest.mark.parametrize(("cuda", "expected"), [(True, False), (False, True)])
 def test_only_the_torch_preload_leaves_cuda_to_forked_children(cuda, expected):
     """The production modules ask CUDA for devices while they are imported."""
@@ -45,7 +44,6 @@ def test_only_the_torch_preload_leaves_cuda_to_forked_children(cuda, expected):
 
 @pytest.mark.slow
 @pytest.mark.ranks
-@pytest.mark.xdist_group("ranks")
 def test_a_poisoned_forkserver_gives_way_to_spawn():
     done = _run(
         """
@@ -62,7 +60,6 @@ def test_a_poisoned_forkserver_gives_way_to_spawn():
 
 
 @pytest.mark.ranks
-@pytest.mark.xdist_group("ranks")
 @pytest.mark.parametrize(
     ("in_children", "message"),
     [(True, "planted: no torch here"), (False, "although its child can")],
@@ -98,7 +95,6 @@ def test_naming_the_preloads_does_not_import_torch():
 
 
 @pytest.mark.ranks
-@pytest.mark.xdist_group("ranks")
 def test_a_preload_that_crashes_is_said(tmp_path):
     broken = tmp_path / "torch"
     broken.mkdir()

@@ -106,7 +106,6 @@ def _fill(path):
 
 
 @pytest.mark.ranks
-@pytest.mark.xdist_group("ranks")
 @pytest.mark.timeout(600)
 def test_a_disk_that_fills_up_costs_one_line_and_the_run_can_be_finished(tmp_path, small_disk):
     session = Session(tmp_path)

@@ -11,7 +11,7 @@ from harness.record.result import Phase
 from harness.runtime.processes import send_signal, session_members
 from harness.runtime.spawner import SpawnerError
 
-pytestmark = [pytest.mark.ranks, pytest.mark.xdist_group("ranks")]
+pytestmark = [pytest.mark.ranks]
 
 
 def _nothing_left(done):

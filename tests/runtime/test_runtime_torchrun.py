@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from run_session import ROOT, Session
 
-pytestmark = [pytest.mark.ranks, pytest.mark.xdist_group("ranks"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(600)]
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from slurm_jobs import ROOT, Jobs
 from reports.comparison.compare import compare
 from reports.store import load_run
 
-pytestmark = [pytest.mark.ranks, pytest.mark.xdist_group("ranks"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(600)]
 
 
 def test_the_quick_start_across_nodes_equals_the_local_one(jobs: Jobs, tmp_path: Path) -> None:

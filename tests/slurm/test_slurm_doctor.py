@@ -113,7 +113,6 @@ def test_this_machine_is_looked_at(tmp_path: Path) -> None:
 
 
 @pytest.mark.ranks
-@pytest.mark.xdist_group("ranks")
 def test_a_real_cluster_is_looked_at(jobs) -> None:  # type: ignore[no-untyped-def]
     done = jobs.tool(
         "doctor", "--cluster", jobs.cluster(gpus="per_node"), "--nodes", "2",
