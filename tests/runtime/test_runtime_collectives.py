@@ -234,12 +234,7 @@ def attempted(fresh, make_planned):
     return attempt
 
 
-def on_ranks(test):
-    """Mark a test that starts rank processes."""
-    return pytest.mark.ranks(test)
-
-
-@on_ranks
+@pytest.mark.ranks
 def test_a_healthy_attempt_has_calls_and_no_finding(attempted):
     attempt = attempted()
     assert attempt.verdict is Verdict.PASS
@@ -249,7 +244,7 @@ def test_a_healthy_attempt_has_calls_and_no_finding(attempted):
         assert rank.last_collective.at[0].startswith("tiny_engine.py:")
 
 
-@on_ranks
+@pytest.mark.ranks
 @pytest.mark.parametrize("kind", ["sleep", "sigstop"])
 def test_a_rank_that_stays_away_is_named_with_the_call_its_peer_waits_in(attempted, kind):
     attempt = attempted(f"{kind}@1:select", time_s=1.0)
@@ -264,7 +259,7 @@ def test_a_rank_that_stays_away_is_named_with_the_call_its_peer_waits_in(attempt
     assert [rank.last_collective.end for rank in attempt.ranks] == [None, "returned"]
 
 
-@on_ranks
+@pytest.mark.ranks
 def test_a_rank_that_waits_for_an_asynchronous_call_is_no_culprit(attempted):
     attempt = attempted("sleep@1:select", time_s=1.5, engine="tiny_engine:asynchronous")
     waiting, asleep = attempt.ranks
@@ -274,7 +269,7 @@ def test_a_rank_that_waits_for_an_asynchronous_call_is_no_culprit(attempted):
     assert attempt.fault.collective.kind is CollectiveKind.MISSING
 
 
-@on_ranks
+@pytest.mark.ranks
 def test_an_extra_collective_is_named(attempted):
     fault = attempted("extra_collective@1:select", time_s=1.0).fault
     assert (fault.verdict, fault.global_rank, fault.victims) == (Verdict.HANG, 1, (0,))
@@ -282,7 +277,7 @@ def test_an_extra_collective_is_named(attempted):
     assert "rank 1 alone in all_reduce #1 of group 0 default_pg" in fault.cause
 
 
-@on_ranks
+@pytest.mark.ranks
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_mismatched_shape_is_named(attempted, rank):
     fault = attempted(f"mismatched_shape@{rank}:select").fault
@@ -293,7 +288,7 @@ def test_a_mismatched_shape_is_named(attempted, rank):
     assert f"rank {rank} made all_reduce float32 [4099]" in fault.cause
 
 
-@on_ranks
+@pytest.mark.ranks
 def test_a_rank_that_died_keeps_its_own_cause(attempted):
     fault = attempted("sigsegv@1:score").fault
     assert (fault.verdict, fault.global_rank) == (Verdict.CRASH, 1)

@@ -183,12 +183,7 @@ def test_the_real_py_spy_sees_a_sleeping_and_a_stopped_process(tmp_path, sleeper
     assert process_state(sleeper.pid) == ("T" if stopped else "S")
 
 
-def on_ranks(test):
-    """Mark a test that starts rank processes."""
-    return pytest.mark.ranks(test)
-
-
-@on_ranks
+@pytest.mark.ranks
 def test_a_deadline_leaves_the_native_stacks_of_all_ranks(fresh, make_planned):
     runner = fresh(inject=("sigstop@1:select",))
     done = runner.run(make_planned(time_s=1.0), 1)
@@ -204,7 +199,7 @@ def test_a_deadline_leaves_the_native_stacks_of_all_ranks(fresh, make_planned):
     assert len(list(runner._places.folder.path.glob("ranks/*/1/rank*.pyspy.json"))) == 2
 
 
-@on_ranks
+@pytest.mark.ranks
 def test_an_attempt_without_a_deadline_asks_nobody(fresh, make_planned):
     done = fresh(inject=("sigsegv@1:score",)).run(make_planned(), 1)
     assert [note for note in done.notes if note.topic == pyspy.TOPIC] == []
