@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -95,6 +96,7 @@ def make_folder(out: Path, name: str, groups: Sequence[Group]) -> Path:
                 text = "".join(f"{scenario}\n" for scenario in part.ids)
                 write_text(folder / "parts" / str(part.number) / "ids.txt", text)
     except OSError as error:
+        shutil.rmtree(folder, ignore_errors=True)
         raise SubmissionError(
             f"--out {out}: cannot make {folder}: {error.strerror}; choose a folder on a shared "
             "file system with room"

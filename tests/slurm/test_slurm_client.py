@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from click.testing import CliRunner
 
 from launch.jobs import jobs as jobs_command
 from launch.jobs import wait as wait_command
+from launch.nightly import nightly
 from launch.slurm.client import UNKNOWN, Slurm, SlurmError
 from launch.slurm.parts import Part
 from launch.slurm.progress import PartState, progress
@@ -175,3 +177,59 @@ def test_states_of_slurm_and_of_parts(
     fake("squeue", f"echo '9|{state}|None|n1'")
     (part,) = progress(tmp_path, made, Slurm().states(["9"]))
     assert part.state is expected
+
+
+@pytest.fixture
+def full_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system without room for a submission."""
+    place = tmp_path / "full"
+    place.mkdir()
+    words = ["/usr/bin/mount", "-t", "tmpfs", "-o", "size=8k", "none", str(place)]
+    if subprocess.run(words, capture_output=True, check=False).returncode:
+        pytest.skip("needs the right to mount a tmpfs")
+    yield place
+    subprocess.run(["/usr/bin/umount", "--lazy", str(place)], check=True)
+
+
+def test_a_full_disk_is_one_line_and_nothing_is_submitted(
+    fake: Fake, tmp_path: Path, full_disk: Path
+) -> None:
+    fake("sbatch", "echo 1")
+    done = run_submit(tmp_path, "--out", str(full_disk))
+    assert done.exit_code == 2  # type: ignore[attr-defined]
+    assert "No space left on device" in done.output  # type: ignore[attr-defined]
+    assert len(done.output.strip().splitlines()) <= 2  # type: ignore[attr-defined]
+    assert calls(tmp_path) == []
+    assert list(full_disk.iterdir()) == []
+
+
+def test_a_night_is_chained_to_a_job_that_tells_it(fake: Fake, tmp_path: Path) -> None:
+    fake("sbatch", f"echo $((70 + $(grep -c ^sbatch {tmp_path}/calls)))")
+    suite = tmp_path / "suite.yaml"
+    (tmp_path / "many.yaml").write_text(SCENARIO.replace("SEEDS", "[0]"))
+    suite.write_text("suite: night\nsummary: A night.\nscenarios: [many.yaml]\n")
+    words = ["--suite", str(suite), "--store", str(tmp_path / "store"), "--submit", CLUSTER]
+    done = CliRunner().invoke(nightly, [*words, "--out", str(tmp_path / "out")])
+    assert done.exit_code == 0, done.output
+    (folder,) = (tmp_path / "out").iterdir()
+    script = (folder / "collect.sbatch").read_text()
+    assert "#SBATCH --dependency=afterany:71:72" in script
+    assert f"-m launch.cli collect {folder}" in script
+    assert f"--run {folder}/merged --store {tmp_path}/store" in script
+    assert calls(tmp_path) == ["sbatch", "sbatch", "sbatch"]
+
+
+def test_a_night_whose_last_job_is_refused_leaves_no_jobs(fake: Fake, tmp_path: Path) -> None:
+    fake(
+        "sbatch",
+        f"n=$(grep -c ^sbatch {tmp_path}/calls); [ $n -le 2 ] && echo $n && exit 0\n"
+        "echo 'sbatch: error: Job dependency problem' >&2; exit 1",
+    )
+    fake("scancel", "")
+    (tmp_path / "many.yaml").write_text(SCENARIO.replace("SEEDS", "[0]"))
+    words = ["--suite", str(tmp_path / "many.yaml"), "--store", str(tmp_path / "store")]
+    done = CliRunner().invoke(nightly, [*words, "--submit", CLUSTER, "--out", str(tmp_path / "o")])
+    assert done.exit_code == 2
+    assert "Job dependency problem" in done.output
+    assert "cancelled again" in done.output
+    assert calls(tmp_path)[-1] == "scancel"
