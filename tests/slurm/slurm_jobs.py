@@ -114,7 +114,12 @@ class Jobs:
     def wait_for_phase(self, submission: Path, scenario: str, phase: str = "layout") -> None:
         """Wait until some rank of a scenario has entered a phase."""
 
+        job = self.record(submission).jobs[0].id
+
         def entered() -> bool:
+            state = self.state(job)
+            logs = "".join(path.read_text() for path in submission.glob("logs/*"))
+            assert state in ("PENDING", "RUNNING", "CONFIGURING"), f"{state}: {logs}"
             files = submission.glob(f"parts/*/*-part/ranks/tiny_{scenario}*/*/rank*.jsonl")
             return any(f'"phase": "{phase}"' in path.read_text() for path in files)
 

@@ -218,6 +218,8 @@ class Sandbox:
             "KillWait": 10,
             "MinJobAge": 86400,
             "EnforcePartLimits": "ALL",
+            # A job's port comes from its id, and several of these may run on one machine.
+            "FirstJobId": 1000 + os.getpid() % 8000,
             "SlurmdParameters": "config_overrides",
             "GresTypes": "gpu",
         }
