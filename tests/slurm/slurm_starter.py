@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-COMMANDS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scontrol", "unshare")
+COMMANDS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scontrol", "unshare", "setpriv")
 _START_S = 30.0
 
 
@@ -153,8 +153,10 @@ class Sandbox:
 
     def _start(self, name: str, words: list[str]) -> None:
         log = open(self.folder / "log" / f"{name}.out", "ab")  # noqa: SIM115 (the child keeps it)
+        # So that nothing stays behind a test run that was killed.
+        dying = ["setpriv", "--pdeathsig", "KILL", *words]
         self._processes[name] = subprocess.Popen(
-            words, env=self.env, stdout=log, stderr=log, start_new_session=True
+            dying, env=self.env, stdout=log, stderr=log, start_new_session=True
         )
         log.close()
 
