@@ -69,7 +69,7 @@ def _night_page(told: Told, *, has_charts: bool) -> str:
         story=story,
         night=night,
         moved=_moved(story),
-        owners=[(str(owner), _findings(f"Likely owner: {owner}", found))
+        owners=[(str(owner), _findings(f"Findings for {owner}", found))
                 for owner, found in story.by_owner().items()],
         excused=_findings("In quarantine", _excused(story)),
         partial=table("Not judged", ("scenario",), ([n] for n in night.partial), code=(0,)),
