@@ -81,5 +81,5 @@ def test_its_healthy_twin_passes(planted, name):
     result = planted.results[f"healthy/{name}"]
     assert result.verdict is Verdict.PASS, result.explanation
     names = {value.name for value in result.last.values}
-    prefix = {"alone": "", "in-fp32": "fp32.", "at-cp1": "cp1."}[name]
+    prefix = {"alone": "", "in-fp32": "fp32.", "at-cp1": "cp1.", "on-parts": "effective1."}[name]
     assert {f"{prefix}attention_output", f"{prefix}grad.key"} <= names
