@@ -61,19 +61,10 @@ def _number(value: float) -> float | str:
 
 
 def _losses(result: ScenarioResult) -> list[float]:
-    found: list[float] = []
-    seen: set[int] = set()
-    for note in result.last.notes:
-        if note.topic != LOSS_TOPIC:
-            continue
-        microbatch, _, value = note.text.partition(":")
-        # Every rank notes the same mean; a microbatch that comes again is another seed's.
-        key = len(found) if not microbatch.strip().isdigit() else int(microbatch)
-        if key in seen and found and found[-1] == float(value):
-            continue
-        seen.add(key)
-        found.append(float(value))
-    return found
+    """Mean losses in the order of the cases; every rank notes them all, rank after rank."""
+    notes = [note for note in result.last.notes if note.topic == LOSS_TOPIC]
+    per_rank = len(notes) // max(1, len(result.last.ranks))
+    return [float(note.text.partition(":")[2]) for note in notes[:per_rank]]
 
 
 def _overlaps(result: ScenarioResult) -> list[float]:

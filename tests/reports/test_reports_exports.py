@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from sample_parts import HOSTILE, attempt, result
+from sample_parts import HOSTILE, attempt, rank, result
 from sample_records import crash, fixed, passing, released_defect, run_record, write_run
 
 from harness.record.evidence import NoteEvidence
@@ -35,12 +35,14 @@ COMMAND = re.compile(
 
 
 def with_losses(*losses: float) -> ScenarioResult:
+    """As two ranks journal them: all of the first rank's, then all of the second's."""
     notes = tuple(
         NoteEvidence(topic=LOSS_TOPIC, text=f"{index}: {loss:.6f}")
-        for index, loss in enumerate(losses)
         for _rank in range(2)
+        for index, loss in enumerate(losses)
     )
-    return result("loss", [replace(attempt(Verdict.PASS), notes=notes)], Outcome.EXPECTED)
+    made = replace(attempt(Verdict.PASS), notes=notes, ranks=(rank(0), rank(1)))
+    return result("loss", [made], Outcome.EXPECTED)
 
 
 def test_annotations_point_at_the_scenario_file() -> None:
