@@ -18,7 +18,7 @@ from pathlib import Path
 
 from harness.record.codec import from_jsonable, to_jsonable
 from reports.history.night import Entry, Night, well_formed
-from reports.history.store import night_files, read_night
+from reports.history.store import StoreError, night_files, read_night
 
 _VERSION = 1
 _SCHEMA = """
@@ -51,12 +51,21 @@ class Index:
         """Open the index and read what is new in the store.
 
         Raises:
-            StoreError: if the store cannot be read.
+            StoreError: if the store cannot be read, or the index not be written.
         """
         self._store = store
         self._path = path or index_path(store)
-        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.warnings: list[str] = []
+        try:
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._open_or_rebuild()
+        except (OSError, sqlite3.DatabaseError) as error:
+            raise StoreError(
+                f"{self._path}: the index of {store} cannot be written ({error}); point "
+                "XDG_CACHE_HOME at a folder of this machine that can"
+            ) from error
+
+    def _open_or_rebuild(self) -> None:
         try:
             self._open()
         except sqlite3.DatabaseError:

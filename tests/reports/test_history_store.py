@@ -103,3 +103,10 @@ def test_nights_of_another_key_are_no_measure(tmp_path: Path) -> None:
     assert not story.regressions
     assert not story.like_with_like
     assert story.moved["torch"] == ("1.0", "2.13.0")
+
+
+def test_an_index_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    append(tmp_path, night(0, entry("a")))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match="XDG_CACHE_HOME"):
+        Index(tmp_path, tmp_path / "file" / "index.sqlite")
