@@ -1,0 +1,1 @@
+"""Gates of ``dsa-harness selftest``, from one process to a planted illegal address."""
