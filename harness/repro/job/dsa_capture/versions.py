@@ -1,0 +1,122 @@
+"""Which software and which device a job runs on, from metadata and files alone."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import os
+import platform
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+_PACKAGES = {
+    "cudnn_frontend": ("nvidia-cudnn-frontend",),
+    "cute_dsl": ("nvidia-cutlass-dsl",),
+    "cudnn": ("nvidia-cudnn-cu13", "nvidia-cudnn-cu12"),
+    "nccl": ("nvidia-nccl-cu13", "nvidia-nccl-cu12"),
+    "flash_mla": ("flash-mla", "flash_mla"),
+    "transformer_engine": ("transformer-engine",),
+    "tilelang": ("tilelang",),
+    "triton": ("triton",),
+}
+
+_PLACE = (
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "TORCHELASTIC_RUN_ID",
+    "TORCHELASTIC_RESTART_COUNT",
+    "SLURM_JOB_ID",
+    "SLURM_PROCID",
+    "SLURM_RESTART_COUNT",
+    "CUDA_LAUNCH_BLOCKING",
+    "CUDA_DEVICE_MAX_CONNECTIONS",
+)
+"""The only variables of the environment that are recorded; none can hold a secret."""
+
+
+def version_facts() -> dict[str, Any]:
+    """Return versions of what is installed and loaded; None stands for what is not there."""
+    facts: dict[str, Any] = {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+    }
+    for name, packages in _PACKAGES.items():
+        facts[name] = _version(packages)
+    return facts | _megatron()
+
+
+def process_facts() -> dict[str, Any]:
+    """Return who this process is."""
+    return {
+        "pid": os.getpid(),
+        "host": socket.gethostname(),
+        "environment": {name: os.environ[name] for name in _PLACE if name in os.environ},
+    }
+
+
+def device_facts() -> dict[str, Any] | None:
+    """Return the current GPU; None without one, or before the job has set it up itself."""
+    if not torch.cuda.is_available() or not torch.cuda.is_initialized():
+        return None
+    found = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return {
+        "name": found.name,
+        "capability": f"{found.major}.{found.minor}",
+        "memory_bytes": found.total_memory,
+    }
+
+
+def global_rank() -> int:
+    """Return the rank of this process in the job."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank()
+    for name in ("RANK", "SLURM_PROCID"):
+        text = os.environ.get(name, "")
+        if text.isascii() and text.isdigit():
+            return int(text)
+    return 0
+
+
+def _version(packages: tuple[str, ...]) -> str | None:
+    for package in packages:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return importlib.metadata.version(package)
+    return None
+
+
+def _megatron() -> dict[str, Any]:
+    core = sys.modules.get("megatron.core")
+    place = getattr(core, "__file__", None)
+    facts: dict[str, Any] = {
+        "megatron_core": getattr(core, "__version__", None) or _version(("megatron-core",)),
+        "megatron_path": None if place is None else str(Path(place).parents[1]),
+        "megatron_commit": None,
+    }
+    if place is not None:
+        with contextlib.suppress(OSError, IndexError):
+            facts["megatron_commit"] = _commit(Path(place).parents[2])
+    return facts
+
+
+def _commit(checkout: Path) -> str | None:
+    """Read the commit of a git checkout; None where the folder is none."""
+    git = checkout / ".git"
+    if not git.is_dir():
+        return None
+    head = (git / "HEAD").read_text(encoding="ascii", errors="replace").strip()
+    if not head.startswith("ref: "):
+        return head[:40]
+    name = head.removeprefix("ref: ")
+    loose = git / name
+    if loose.is_file():
+        return loose.read_text(encoding="ascii", errors="replace").strip()[:40]
+    for line in (git / "packed-refs").read_text(encoding="utf-8", errors="replace").splitlines():
+        if line.endswith(f" {name}"):
+            return line.split()[0][:40]
+    return None
