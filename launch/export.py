@@ -11,8 +11,13 @@ import click
 from harness.record.files import safe_name, write_text
 from harness.record.result import ScenarioResult
 from harness.record.verdict import ExitCode
+from launch.export_repro import FORMATS as REPRO_FORMATS
+from launch.export_repro import export_repro
 
-FORMATS = ("github-summary", "github-annotations", "pytorch-benchmark", "megatron-golden")
+FORMATS = (
+    *REPRO_FORMATS,
+    *("github-summary", "github-annotations", "pytorch-benchmark", "megatron-golden"),
+)
 
 
 class ExportError(click.ClickException):
@@ -22,14 +27,16 @@ class ExportError(click.ClickException):
 
 
 @click.command(name="export")
-@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("run", metavar="PATH", type=click.Path(path_type=Path))
 @click.option("--to", "form", type=click.Choice(FORMATS), required=True, help="The format.")
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
-    help="File to write, or folder for megatron-golden (default: standard output; the job summary "
+    help="File to write, or folder for megatron-golden; for a bundle a folder or a .tar.gz "
+    "(default: standard output, for a bundle an archive named after the scenario; the job summary "
     "goes to $GITHUB_STEP_SUMMARY where that is set).",
 )
+@click.option("--id", "scenario_id", metavar="ID", help="With script and bundle: which scenario.")
 @click.option(
     "--against",
     type=click.Path(path_type=Path),
@@ -38,11 +45,26 @@ class ExportError(click.ClickException):
     "else a folder of them) and write nothing.",
 )
 @click.option("--exact", is_flag=True, help="With --against: no tolerance, no step may miss.")
-def export(run: Path, form: str, out: Path | None, against: Path | None, exact: bool) -> int:
-    """Write the records of RUN (a run folder) in the format of another tool.
+def export(
+    run: Path,
+    form: str,
+    out: Path | None,
+    scenario_id: str | None,
+    against: Path | None,
+    exact: bool,
+) -> int:
+    """Write a case as a script or bundle, or the records of a run in the format of another tool.
+
+    PATH is a run folder; for script and bundle also a scenario file, or a result of a run.
 
     Exit code 1 when --against finds a difference.
     """
+    if form in REPRO_FORMATS:
+        if against is not None:
+            raise ExportError(f"--against: goes with --to megatron-golden, found --to {form}")
+        return export_repro(run, form, out, scenario_id)
+    if scenario_id is not None:
+        raise ExportError(f"--id: goes with --to script or bundle, found --to {form}")
     from reports.render import read_summary
     from reports.store import RunFolderError, load_run
 
