@@ -16,6 +16,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -29,6 +30,8 @@ _FORWARD = "indexer_forward_wrapper"
 
 class CausalOffsets:
     """The overlay as the harness's table holds it."""
+
+    provides: Mapping[str, bool] = types.MappingProxyType({"passes_causal_offsets": True})
 
     def check(self, facts: Mapping[str, object]) -> None:
         """Refuse builds that pass offsets already, and kernels that take none.
@@ -54,6 +57,10 @@ class CausalOffsets:
     def wrap(self, namespace: Any) -> Any:
         """Return a namespace whose forward wrapper is given the offsets due."""
         return _Corrected(namespace)
+
+    def install(self) -> Callable[[], None]:
+        """Leave the build as it is: the correction stands before the kernels, see ``wrap``."""
+        return lambda: None
 
 
 class _Corrected:
