@@ -1,13 +1,15 @@
 """Write the generated tables of ``docs/builds.md``: ``python docs/build_tables.py RUN [RUN ...]``.
 
-Each RUN is the folder of a run of ``scenarios/evidence`` with one build of Megatron; runs of the
-same build are joined. Nothing is taken from anywhere but the records of these runs.
+Each RUN is the folder of a run with one build of Megatron; runs of the same build are joined.
+Nothing is taken from anywhere but the records of these runs. A table of which they hold nothing
+stays as it is.
 """
 
 from __future__ import annotations
 
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +23,7 @@ sys.path.insert(0, str(ROOT))
 
 from harness.record.memo import MemoEvidence  # noqa: E402
 from harness.record.result import FactValue, ScenarioResult  # noqa: E402
+from harness.record.verdict import Outcome  # noqa: E402
 from reports.store import load_run  # noqa: E402
 
 FACTS = (
@@ -106,7 +109,8 @@ def reasons_table(builds: Sequence[Build]) -> Iterator[str]:
     rows = {
         (build.name, path.build_plan, path.plan, path.reason)
         for build in builds
-        for result in build.results.values()
+        for name, result in build.results.items()
+        if name.startswith(_PREFIX)
         for path in result.last.paths
         if path.build_plan is not None
     }
@@ -171,6 +175,31 @@ def _ids(builds: Sequence[Build], kind: str) -> list[str]:
     return [name for name in dict.fromkeys(ids) if name.startswith(_PREFIX + kind)]
 
 
+def outcomes_table(folder: str, builds: Sequence[Build]) -> Iterator[str]:
+    """Yield what became of each scenario file of a folder, its matrix counted."""
+    ids = (name for build in builds for name in build.results)
+    files = dict.fromkeys(name.partition("[")[0] for name in ids if name.startswith(f"{folder}/"))
+    rows = [
+        (f"`{name.removeprefix(f'{folder}/')}`", *(_outcome_cell(build, name) for build in builds))
+        for name in sorted(files)
+    ]
+    yield from _table(("file", *(build.name for build in builds)), rows)
+
+
+def _outcome_cell(build: Build, file: str) -> str:
+    found = [r for name, r in build.results.items() if name.partition("[")[0] == file]
+    counts = Counter(_outcome_text(result) for result in found)
+    if len(counts) == 1:
+        return next(iter(counts))
+    return ", ".join(f"{count} {text}" for text, count in sorted(counts.items())) or "-"
+
+
+def _outcome_text(result: ScenarioResult) -> str:
+    if result.outcome in (Outcome.EXPECTED, Outcome.NOT_RUN):
+        return str(result.verdict)
+    return f"{result.outcome} {result.verdict}"
+
+
 _LOSSES = {
     "dsa_indexer_loss_coeff-0-no_dsa_indexer_use_sparse_loss": "loss off",
     "dsa_indexer_loss_coeff-0.1-no_dsa_indexer_use_sparse_loss": "dense loss",
@@ -199,7 +228,13 @@ TABLES: dict[str, Callable[[Sequence[Build]], Iterator[str]]] = {
     "reasons": reasons_table,
     "memo": memo_table,
     "layouts": layouts_table,
+    "history": partial(outcomes_table, "history"),
+    "dynamic_cp": partial(outcomes_table, "dynamic_cp"),
+    "awkward": partial(outcomes_table, "layouts"),
 }
+
+
+_HEADER_LINES = 2
 
 
 def updated(page: str, builds: Sequence[Build]) -> str:
@@ -208,15 +243,16 @@ def updated(page: str, builds: Sequence[Build]) -> str:
         start, end = f"<!-- {name}: generated -->", f"<!-- end of {name} -->"
         marked = f"{re.escape(start)}.*?{re.escape(end)}"
         # A function, since the text of a table may hold what a pattern's replacement would read.
-        body = "\n".join((start, *make(builds), end))
+        lines = tuple(make(builds))
+        body = "\n".join((start, *lines, end)) if len(lines) > _HEADER_LINES else None
         page, count = re.subn(marked, partial(_first, body), page, flags=re.DOTALL)
         if count != 1:
             raise ValueError(f"expected the marks '{start}' and '{end}' once, found {count}")
     return page
 
 
-def _first(text: str, _match: re.Match[str]) -> str:
-    return text
+def _first(text: str | None, match: re.Match[str]) -> str:
+    return match[0] if text is None else text
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from harness.runtime.preflight import Preflight
 
 
-_SANITIZED = (
-    "--sanitizer: expected `dsa-harness run --ranks N --sanitizer ...`, which starts the workers "
+_WRAPPED = (
+    "--{tool}: expected `dsa-harness run --ranks N --{tool} ...`, which starts the workers "
     "under the tool; under torchrun they run already"
 )
 
@@ -45,8 +45,9 @@ def lead(world: World, argv: Sequence[str]) -> int:
     code = ExitCode.HARNESS_ERROR
     try:
         options = parse_options(argv, "launch/run.py")
-        if options.sanitizer is not None:
-            raise UsageError([_SANITIZED])
+        for tool, asked in (("sanitizer", options.sanitizer), ("profile", options.profile)):
+            if asked is not None:
+                raise UsageError([_WRAPPED.format(tool=tool)])
         if not world.is_run_leader:
             from launch.follow import follow
 

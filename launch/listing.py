@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 @click.command("list", short_help="List the scenarios of files, suites and folders.")
 @paths_argument
+@click.option("--cost", "costed", is_flag=True, help="Estimate the GPU time of each path instead.")
+@click.option("--ranks-per-gpu", type=click.IntRange(min=1), default=1, metavar="N",
+              help="With --cost: ranks that share a GPU.")  # fmt: skip
 @click.option("--suites", is_flag=True, help="List the suites instead of their scenarios.")
 @click.option("-k", "expression", metavar="EXPR", help="Words of the id with and, or, not, ().")
 @click.option("-t", "--tag", "tags", metavar="TAG", multiple=True, help="Repeat to ask for all.")
@@ -30,6 +33,8 @@ if TYPE_CHECKING:
 def list_scenarios(
     ctx: click.Context,
     paths: tuple[Path, ...],
+    costed: bool,
+    ranks_per_gpu: int,
     suites: bool,
     expression: str | None,
     tags: tuple[str, ...],
@@ -51,7 +56,9 @@ def list_scenarios(
         chosen = select((x.scenario for x in result.scenarios), expression=expression, tags=tags)
     except ExpressionError as error:
         raise click.UsageError(str(error)) from error
-    if suites:
+    if costed:
+        _show_cost(chosen, ranks_per_gpu)
+    elif suites:
         _show_suites(result.suites, format)
     elif format == "json":
         show_json([_row(scenario) for scenario in chosen])
@@ -79,6 +86,18 @@ def _show_suites(suites: tuple[LoadedSuite, ...], format: str) -> None:
             continue
         chosen = count(len(suite.scenario_ids), "scenario")
         click.echo(f"{suite.name:<{width}}  {chosen:>13}  {suite.file}  {suite.summary}")
+
+
+def _show_cost(chosen: tuple[Scenario, ...], ranks_per_gpu: int) -> None:
+    """Say what the chosen scenarios would take in the order in which they would run."""
+    from harness.scenario.cost import cost
+
+    found = cost(chosen, ranks_per_gpu=ranks_per_gpu)
+    click.echo(
+        f"{count(found.num_scenarios, 'scenario')} on GPUs, at most {found.most_gpus} at once: "
+        f"about {found.estimate_s / 3600:.2f} GPU-hours (assumed, not measured), at most "
+        f"{found.limit_s / 3600:.2f} by their time limits"
+    )
 
 
 def _row(scenario: Scenario) -> dict[str, object]:

@@ -107,6 +107,10 @@ def _run(asked_ranks: int | None, paths: tuple[str, ...], values: dict[str, Any]
         from launch.sanitized import run_sanitized
 
         return run_sanitized(options, num_ranks)
+    if options.profile is not None:
+        from launch.profiled import run_profiled
+
+        return run_profiled(options, num_ranks)
     told = ["--folder-file", options.folder_file] if options.folder_file is not None else []
     return launch(["-u", str(RUN_SCRIPT), *run_words(options), *told], num_ranks)
 

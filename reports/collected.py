@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from harness.record.copies import CopyEvidence
 from reports.graphs import blocker_table, readiness_table, warning_table
+from reports.groups import group_table
+from reports.recomputed import memory_table, replay_table
 from reports.summary import RunSummary
 from reports.table import Table, table
 from reports.text import number_ranges, shorten
@@ -14,6 +16,7 @@ def collected_tables(summary: RunSummary) -> tuple[Table, ...]:
     """Tables with rows, in the order of the collectors."""
     tables = (
         state_table(summary),
+        group_table(summary),
         wait_table(summary),
         transfer_table(summary),
         readiness_table(summary),
@@ -21,6 +24,8 @@ def collected_tables(summary: RunSummary) -> tuple[Table, ...]:
         blocker_table(summary),
         launch_table(summary),
         copy_table(summary),
+        replay_table(summary),
+        memory_table(summary),
     )
     return tuple(found for found in tables if found.rows)
 

@@ -19,6 +19,7 @@ from harness.record.verdict import Outcome, Verdict
 from harness.scenario.spec import KnownRule
 from reports.faults import fault_findings, first_exception, known_fault_text
 from reports.finding import Finding
+from reports.hook_calls import hook_findings
 from reports.overlap import BehaviourTotal, behaviour_totals, worst, worst_row
 from reports.perturbed import perturbed_findings
 from reports.text import counted, last_line, number_ranges, ratio
@@ -54,6 +55,7 @@ def findings(result: ScenarioResult) -> tuple[Finding, ...]:
     if attempt.proof.injected:
         found.append(Finding(label="injected", text=", ".join(attempt.proof.injected)))
     found += perturbed_findings(attempt.perturbations)
+    found += hook_findings(attempt.hook_calls)
     return tuple(found)
 
 

@@ -18,7 +18,7 @@ SHOWN_ELSEWHERE = frozenset(
     {
         *("ranks", "selections", "windows", "behaviours", "paths", "values", "calls", "notes"),
         *("sanitizer", "core_dumps", "secondary", "memos", "deviations", "layouts"),
-        *("transfers", "states", "launches", "graphs", "copies"),
+        *("transfers", "states", "launches", "graphs", "copies", "replays", "memory"),
     }
 )
 """Fields of ``Attempt`` that other tables show."""

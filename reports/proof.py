@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 
 from harness.record.result import Attempt, Proof, ScenarioResult
 from harness.record.verdict import Verdict
@@ -35,6 +35,7 @@ class RunProof:
     Attributes:
         kernels: Origin (``hardware``, ``modelled 1.32.0 sm100``, ``torch``) to operations.
         meaning: Sentences on what these kernels can prove.
+        certified: Origin of modelled kernels to what is certified of the model.
         facts: Probed facts; a fact on which scenarios disagree has all its values, each
             with the kernels it was found for.
     """
@@ -46,6 +47,7 @@ class RunProof:
     overlays: tuple[str, ...]
     injected: tuple[str, ...]
     facts: dict[str, str]
+    certified: dict[str, str] = field(default_factory=dict)
 
 
 def by_origin(proofs: Iterable[Proof]) -> dict[str, tuple[str, ...]]:
@@ -81,6 +83,15 @@ def kernels_text(proof: Proof) -> str:
     return " + ".join(f"{origin} ({', '.join(names)})" for origin, names in origins.items())
 
 
+def models_text(proof: Proof) -> str:
+    """Return where a scenario's kernels came from, and what is certified of a model.
+
+    >>> models_text(Proof(kernels={"x": "modelled 1.32.0 sm100"}, certified="never certified"))
+    'modelled 1.32.0 sm100, never certified'
+    """
+    return ", ".join(filter(None, (kernels_text(proof), proof.certified)))
+
+
 def run_proof(results: Iterable[ScenarioResult]) -> RunProof:
     """Collect what the scenarios that ran were run on."""
     ran = [result for result in results if result.verdict is not Verdict.NOT_RUN]
@@ -99,6 +110,12 @@ def run_proof(results: Iterable[ScenarioResult]) -> RunProof:
         overlays=_union(proof.overlays for proof in proofs),
         injected=_union(proof.injected for proof in proofs),
         facts=_facts(proofs),
+        certified={
+            origin: proof.certified
+            for proof in proofs
+            for origin in proof.kernels.values()
+            if origin.startswith(MODELLED) and proof.certified
+        },
     )
 
 
@@ -153,6 +170,8 @@ def proof_lines(proof: RunProof) -> Iterator[str]:
         origins.setdefault(operations, []).append(origin)
     for operations, names in origins.items():
         yield f"kernels: {', '.join(names)}: {', '.join(operations)}"
+    for origin, text in sorted(proof.certified.items()):
+        yield f"models: {origin}: {text}"
     for sentence in proof.meaning:
         yield f"proves: {sentence}"
     for label in ("providers", "shims", "overlays", "injected"):

@@ -19,7 +19,7 @@ from reports.by_release import ReleaseRow, by_release
 from reports.finding import Finding
 from reports.findings import findings, known_text
 from reports.overlap import RankOverlap, rank_overlaps, spread, stages
-from reports.proof import RunProof, kernels_text, run_proof
+from reports.proof import RunProof, models_text, run_proof
 from reports.published import published
 from reports.store import StoredRun
 from reports.text import counted
@@ -118,7 +118,7 @@ def view(result: ScenarioResult) -> ScenarioView:
         result=result,
         need=need,
         plan=", ".join(sorted({path.plan for path in attempt.paths})) or "-",
-        kernels=kernels_text(attempt.proof),
+        kernels=models_text(attempt.proof),
         ranks=rank_overlaps(attempt.selections, shown),
         other_ranks=tuple(rank_overlaps(attempt.selections, stage) for stage in others),
         spread=spread(attempt.selections),

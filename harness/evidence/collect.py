@@ -186,9 +186,16 @@ def _behaviours(
             topk=scenario.model.dsa_indexer_topk,
             row_in_chunk=row_in_chunk,
             # Megatron's sparse indexer loss removes picks whose score is not finite.
-            masked_keys="dropped" if loss_mode(scenario) == "sparse" else "kept",
+            masked_keys="dropped" if _forward_has_loss(scenario, site) else "kept",
         )
         yield finding.evidence(site)
+
+
+def _forward_has_loss(scenario: Scenario, site: Site) -> bool:
+    """Whether the forward itself computes the sparse loss; one that is recomputed leaves it."""
+    evaluated = scenario.microbatches[site.microbatch].forward_only
+    recomputed = scenario.training.recompute != "none"
+    return loss_mode(scenario) == "sparse" and not evaluated and not recomputed
 
 
 def _wrapper_bounds(

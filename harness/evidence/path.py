@@ -86,6 +86,9 @@ def path_evidence(
     plan, source = ran, "inferred"
     if told is not None:
         plan, source = CANONICAL.get(told[0], "unknown"), "build"
+        if plan == "unfused_bounds" and ran == "decline" and _from_bounds(recorder, site.layer):
+            # The caller's reference path is one that scores from row bounds without a kernel.
+            ran = plan
         reason = told[1] if plan != "unknown" else f"the build names a plan {told[0]!r}: {told[1]}"
     distinct, fresh = compiles(recorder, site.layer)
     messages = [message for message in recorder.messages if message.layer == site.layer]
@@ -111,6 +114,12 @@ def path_evidence(
         new_compiles=fresh,
         diagnostics=tuple(m.text for m in messages if m.source in _PATH_MODULES and m.warning),
     )
+
+
+def _from_bounds(recorder: Recorder, layer: int) -> bool:
+    """Whether the unfused scorer was given each row's first and last key."""
+    naive = [*recorder.of("naive_topk", layer=layer), *recorder.of("naive_topk_loss", layer=layer)]
+    return any(call.arguments.get("varlen_starts") is not None for call in naive)
 
 
 def _told_plan(recorder: Recorder, layer: int) -> tuple[str, str] | None:

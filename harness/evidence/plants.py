@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from harness.evidence.history_plants import HISTORY_PLANTS, plant_history
 from harness.evidence.memo_plants import MEMO_PLANTS, plant_memo
 from harness.evidence.run_plants import RUN_PLANTS, plant_run
 from harness.evidence.training_plants import TRAINING_PLANTS, plant_training
@@ -24,7 +25,7 @@ def _row(table: RowTable, fits: torch.Tensor) -> int:
     if int(candidates[best]) < 0:
         raise ValueError(
             "no row of this rank fits the fault to plant; use a longer pack, and several sequences "
-            "for neighbour_sequence"
+            "for neighbour_sequence, with an empty entry between them for next_past_empty"
         )
     return best
 
@@ -49,6 +50,50 @@ def neighbour_sequence(picks: torch.Tensor, table: RowTable) -> None:
     picks[row, 0] = table.starts[row] - 1
 
 
+def key_on_padding(picks: torch.Tensor, table: RowTable) -> None:
+    """Give a padding row a key of a sequence that it is not of.
+
+    A padding row inside a sequence has keys of that sequence, which nobody reads.
+    """
+    keys = _key_of_another(table)
+    row = int(_padding_rows(table).nonzero().flatten()[-1])
+    picks[row, 0] = keys[row]
+
+
+def next_past_empty(picks: torch.Tensor, table: RowTable) -> None:
+    """Replace one pick of the sequence before an empty entry by the first key behind the entry.
+
+    As if the empty entry's boundary were skipped, and the sequence ran on into the next one.
+    """
+    row = _row(table, _rows_before_an_empty_entry(table))
+    picks[row, 0] = table.starts[row] + table.key_lengths[row]
+
+
+def _key_of_another(table: RowTable) -> torch.Tensor:
+    behind = table.starts + table.key_lengths
+    return torch.where(table.starts > 0, table.starts - 1, behind)
+
+
+def _padding_rows(table: RowTable) -> torch.Tensor:
+    """Padding rows of which there is another sequence's key to be given."""
+    return ~table.valid & (_key_of_another(table) < table.num_keys)
+
+
+def _rows_before_an_empty_entry(table: RowTable) -> torch.Tensor:
+    """Real rows of a sequence that has an empty entry behind it, and a sequence behind that."""
+    present = table.sequence.unique()
+    following = torch.isin(table.sequence + 1, present)
+    last = present.max() if present.numel() else 0
+    return ~following & (table.sequence < last) & (table.sequence >= 0) & table.valid
+
+
+_FITTING: dict[str, Callable[[RowTable], torch.Tensor]] = {
+    "key_on_padding": _padding_rows,
+    "next_past_empty": _rows_before_an_empty_entry,
+}
+"""Rows that kinds fit which strike only where there is one: packs of a history differ in that."""
+
+
 def duplicate_index(picks: torch.Tensor, table: RowTable) -> None:
     """Repeat a pick in place of another one."""
     row = _row(table, table.limits >= picks.size(1))
@@ -59,27 +104,39 @@ PLANTS: dict[str, Plant] = {
     "wrong_index": wrong_index,
     "past_limit": past_limit,
     "neighbour_sequence": neighbour_sequence,
+    "key_on_padding": key_on_padding,
+    "next_past_empty": next_past_empty,
     "duplicate_index": duplicate_index,
 }
 
 
-def plant(recorder: Recorder, kinds: tuple[str, ...], table: RowTable) -> None:
+ELSEWHERE = frozenset({*MEMO_PLANTS, *RUN_PLANTS, *TRAINING_PLANTS, *HISTORY_PLANTS})
+"""Kinds that other modules plant."""
+
+
+def plant(recorder: Recorder, kinds: tuple[str, ...], table: RowTable) -> tuple[str, ...]:
     """Arrange for the faults to happen in the next forward.
 
     Args:
         recorder: Whose transforms carry the faults.
-        kinds: Names of ``PLANTS``, ``MEMO_PLANTS``, ``RUN_PLANTS``, ``TRAINING_PLANTS``;
+        kinds: Names of ``PLANTS``, ``MEMO_PLANTS``, ``RUN_PLANTS``, ``TRAINING_PLANTS``,
+            ``HISTORY_PLANTS``;
             ``unfused_path`` (kernels are silently off); ``wrong_value`` or ``wrong_gradient`` (the
             attention's output, or the gradient that flows into it, is a quarter too large);
             ``slight_value`` (the output is too large by the rounding of bf16).
         table: Rows of the rank under the coming microbatch.
+
+    Returns:
+        Kinds that are left out because the microbatch has no row that they fit.
     """
     recorder.transforms.clear()
     plant_memo(recorder, kinds)
     plant_run(recorder, kinds)
+    plant_history(recorder, kinds)
     plant_training(recorder, kinds)
+    spared = tuple(k for k in kinds if k in _FITTING and not bool(_FITTING[k](table).any()))
     for kind in kinds:
-        if kind in MEMO_PLANTS or kind in RUN_PLANTS or kind in TRAINING_PLANTS:
+        if kind in ELSEWHERE or kind in spared:
             continue
         if kind == "unfused_path":
             recorder.transforms["use_fused"] = lambda _call, _result: False
@@ -90,6 +147,7 @@ def plant(recorder: Recorder, kinds: tuple[str, ...], table: RowTable) -> None:
         change = PLANTS[kind]
         for symbol, place in (("fused_topk", 0), ("naive_topk", 1), ("naive_topk_loss", 0)):
             recorder.transforms[symbol] = _on_indices(change, table, place)
+    return spared
 
 
 _SURPLUS = 0.25

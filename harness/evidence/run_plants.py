@@ -55,6 +55,17 @@ def _config_left(recorder: Recorder) -> None:
     recorder.transforms["attention"] = flip
 
 
+def _kept_output(recorder: Recorder) -> None:
+    """Hold on to the output of every forward, as a cache without bounds does."""
+    kept = recorder.planted.setdefault("kept_output", [])
+
+    def keep(_call: HookCall, output: torch.Tensor) -> torch.Tensor:
+        kept.append(output.detach().clone())
+        return output
+
+    recorder.transforms["attention"] = keep
+
+
 def _second_launch(recorder: Recorder) -> None:
     """Select other keys from the second launch on."""
     seen: Counter[int] = Counter()
@@ -118,10 +129,11 @@ RUN_PLANTS: dict[str, Callable[[Recorder], None]] = {
     "host_read": _host_read,
     "group_left": _group_left,
     "config_left": _config_left,
+    "kept_output": _kept_output,
     "second_launch": _second_launch,
     "second_gradient": _second_gradient,
     "chunk_picks": _chunk_picks,
 }
 """Kind to what arranges for it: a host read in layer 1; a module's group, or a flag of the
-configuration, left changed; picks or gradients that change with a further launch, or picks with the
-chunk size."""
+configuration, left changed; outputs that are never let go; picks or gradients that change with a
+further launch, or picks with the chunk size."""

@@ -129,7 +129,11 @@ class _Comparison:
         segments = [s for s in rank_segments(self._pack, self._site.cp_rank) if not s.is_tail]
         kept = q > 0
         yield self._one("kernel_q_lengths", q[kept], [s.q_length for s in segments])
-        yield self._one("kernel_k_lengths", k[kept], [s.k_length for s in segments])
+        # A sequence may end before the last key that a row could see. A kernel whose mask is
+        # aligned by lengths needs the uncut number then; what is too much, top-k leaves out.
+        cut = [s.k_length for s in segments]
+        uncut = [s.causal_offset + s.q_length for s in segments]
+        yield self._one("kernel_k_lengths", k[kept], uncut if k[kept].tolist() == uncut else cut)
 
     def _one(self, table: str, found: torch.Tensor, due: Sequence[int]) -> LayoutEvidence:
         detail = difference(unwrap(found), _as_tensor(due))

@@ -2,7 +2,8 @@
 
 Which release and architecture shipped which defect stands in ``releases``; here stands what each
 one is. ``basis`` says how well it is known: ``reported`` (public report), ``read`` (release
-source), ``deduced`` (from the source, not confirmed on a device).
+source), ``deduced`` (from the source, not confirmed on a device), ``elsewhere`` (reported of
+another kernel and in no release of this one, see the module of that name).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Defect:
     name: str
     summary: str
     link: str
-    basis: Literal["reported", "read", "deduced"]
+    basis: Literal["reported", "read", "deduced", "elsewhere"]
 
 
 _ALL = (
@@ -206,6 +207,49 @@ _ALL = (
         summary="SM100 attention backward drops the dkv of every slot position from S_kv on.",
         link=f"{_REPOSITORY}/pull/298",
         basis="reported",
+    ),
+    Defect(
+        name="tie_cap",
+        summary="Top-k keeps at most 1024 keys level with the cut: of a longer plateau the other "
+        "slots stay empty.",
+        link="https://github.com/sgl-project/sglang/pull/30645",
+        basis="elsewhere",
+    ),
+    Defect(
+        name="candidate_cap",
+        summary="Top-k holds 4096 keys of the bucket of the cut, the lowest columns.",
+        link="https://github.com/local-inference-lab/b12x/pull/55",
+        basis="elsewhere",
+    ),
+    Defect(
+        name="nan_ids",
+        summary="Top-k of a row that holds a NaN returns uninitialised ids.",
+        link="https://github.com/vllm-project/vllm/issues/49896",
+        basis="elsewhere",
+    ),
+    Defect(
+        name="zero_scores",
+        summary="The sum over heads is zero everywhere, and selection a matter of chance.",
+        link="https://github.com/ml-explore/mlx-lm/pull/1454",
+        basis="elsewhere",
+    ),
+    Defect(
+        name="rounded_width",
+        summary="Top-k reads columns up to the next power of two, past the end of a row.",
+        link="https://github.com/NVIDIA/Megatron-LM/pull/5087",
+        basis="elsewhere",
+    ),
+    Defect(
+        name="over_limit",
+        summary="Top-k ranks one key past a row's length.",
+        link="https://github.com/sgl-project/sglang/pull/39431",
+        basis="elsewhere",
+    ),
+    Defect(
+        name="fixed_width",
+        summary="Top-k takes a width of 2048 only, and dies of a bare assertion at any other.",
+        link="https://github.com/sgl-project/sglang/pull/39431",
+        basis="elsewhere",
     ),
     Defect(
         name="lse_over_read",

@@ -129,7 +129,7 @@ def _score(
             _keys(problem, segment, int(limits.max())),
             problem.w[first : first + count],
             inside,
-            problem.sm_scale,
+            0.0 if "zero_scores" in context.defects else problem.sm_scale,
         )
         if bool((limits > problem.width).any()):
             late_rows.append((segment, limits))

@@ -9,6 +9,7 @@ import torch
 
 from harness.kernels import ranking
 from harness.kernels.context import KernelContext
+from harness.kernels.elsewhere import plant_top_k
 from harness.kernels.phantom import phantom_row
 from harness.kernels.poison import poisoned
 from harness.kernels.selection import HIDDEN_KEY, select_columns, shuffle_slots
@@ -43,6 +44,7 @@ def indexer_top_k(context: KernelContext, arguments: Mapping[str, Any]) -> Tuple
     odd += _fill_ranked(context, call, odd, indices, out_values)
     for row in odd:
         _fill_odd(context, call, row, indices, out_values)
+    plant_top_k(context, call, indices, out_values)
     wrap, like = context.hook.wrap_like, arguments["input_values"]
     return TupleDict(
         indices=wrap(indices, like), values=None if out_values is None else wrap(out_values, like)

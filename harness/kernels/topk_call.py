@@ -52,7 +52,7 @@ def prepare_call(
         ValueError, AssertionError: As the release refuses arguments.
     """
     rules = context.release.top_k.get(context.arch)
-    _check_values(arguments)
+    _check_values(context, arguments)
     values = context.hook.unwrap(arguments["input_values"])
     seq_lens = context.hook.unwrap(arguments["seq_lens"])
     _check_tensors(values, seq_lens, arguments, rules)
@@ -66,9 +66,14 @@ def prepare_call(
     return call
 
 
-def _check_values(arguments: Mapping[str, Any]) -> None:
+def _check_values(context: KernelContext, arguments: Mapping[str, Any]) -> None:
     top_k, next_n = int(arguments["top_k"]), int(arguments["next_n"])
     require(0 < top_k <= MAX_TOP_K, ValueError, f"top_k is {top_k}; expected 1 to {MAX_TOP_K}")
+    require(
+        "fixed_width" not in context.defects or top_k == MAX_TOP_K,
+        AssertionError,
+        f"top_k == {MAX_TOP_K}",
+    )
     ties = arguments.get("tie_break", 0)
     require(ties in (0, 1, 2), ValueError, f"tie_break is {ties}; expected 0, 1 or 2")
     require(next_n > 0, ValueError, f"next_n is {next_n}; expected a positive number")
@@ -156,6 +161,7 @@ def _prepare(
     lengths = (seq_lens.to(torch.int64).unsqueeze(1) + step).flatten()
     if "long_lengths" not in context.defects:
         lengths = lengths.clamp(max=plan.num_cols)
+    lengths = _planted_lengths(context.defects, lengths, plan.num_cols, plan.bucket)
     ascending = bool(arguments.get("deterministic", False))
     ties = TieRule(arguments.get("tie_break", 0))
     if ascending and ties is TieRule.ANY:
@@ -168,6 +174,24 @@ def _prepare(
         ascending=ascending,
         reader=RowReader.of(values, bounds),
     )
+
+
+def _planted_lengths(
+    defects: frozenset[str], lengths: torch.Tensor, num_cols: int, bucket: int
+) -> torch.Tensor:
+    """Columns that each row ranks under ``over_limit`` and ``rounded_width``, int64 (rows,).
+
+    Args:
+        defects: Names switched on.
+        lengths: Right ones.
+        num_cols: Columns of the input.
+        bucket: Columns that the kernel was compiled for, at least ``num_cols``.
+    """
+    if "over_limit" in defects:
+        lengths = torch.where(lengths < num_cols, lengths + 1, lengths)
+    if "rounded_width" in defects:
+        lengths = torch.where(lengths >= num_cols, bucket, lengths)
+    return lengths
 
 
 def check_plan(plan: TopKPlan, defects: frozenset[str]) -> None:

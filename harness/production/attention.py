@@ -12,6 +12,7 @@ from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.spec_utils import build_module
 
 from harness.layout import Pack, local_runs
+from harness.production.caller import StandInLayer
 from harness.production.config import DTYPES
 from harness.production.groups import Groups
 from harness.production.inputs import InputSource
@@ -102,6 +103,8 @@ def run_attention(
     pack: Pack | None,
     *,
     real_token_mask: torch.Tensor | None = None,
+    layer: StandInLayer | None = None,
+    given_group: tuple[int, Any] | None = None,
 ) -> torch.Tensor:
     """One forward of DSAttention.
 
@@ -111,6 +114,8 @@ def run_attention(
         up_v: Projection of ``up_v_weight``.
         pack: The pack in THD layout, None for an unpacked (SBHD) batch.
         real_token_mask: ``[1, rows]`` mask of real rows to hand over, None for none.
+        layer: What stands in for the layer around it, None to call it directly.
+        given_group: The microbatch's CP size and group, as a Dynamic CP data path hands them over.
 
     Returns:
         Output ``[rows, batch, heads * v_head_dim]``.
@@ -118,6 +123,10 @@ def run_attention(
     packed = None
     if pack is not None:
         packed = packed_seq_params(pack, real_token_mask=real_token_mask)
+        if given_group is not None:
+            packed.local_cp_size, packed.cp_group = given_group
+    if layer is not None:
+        return layer.attend(inputs, up_v, packed)
     return attention(
         inputs["query"],
         inputs["key"],

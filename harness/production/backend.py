@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Iterator, Sequence
+import importlib.util
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -23,10 +24,12 @@ from harness.scenario.spec import KernelsSpec
 _CUDNN = "megatron.core.transformer.experimental_attention_variant.dsa_cudnn_kernels"
 _DISPATCH = "megatron.core.transformer.experimental_attention_variant.dsa_kernels"
 _CAPABILITY = {"sm90": (9, 0), "sm100": (10, 0)}
+_FLASH_MLA = "flash_mla_sparse_fwd"
 _OPERATIONS = (
     "indexer_forward",
     "indexer_top_k",
-    "flash_mla_sparse_fwd",
+    "indexer_forward_top_k",
+    _FLASH_MLA,
     "sparse_attn_score_recompute",
     "dense_attn_score_recompute",
     "indexer_backward",
@@ -45,6 +48,8 @@ class KernelSource:
         facts: Kernel facts for ``known`` rules.
         version: Effective cudnn-frontend release, None for backend ``none``.
         arch: Effective architecture, None where no kernel runs.
+        flash_mla: Where sparse attention comes from on hardware; ``absent`` where the level needs
+            none, ``modelled`` where a missing FlashMLA may be stood in for.
     """
 
     modelled: bool
@@ -52,10 +57,18 @@ class KernelSource:
     facts: dict[str, FactValue] = field(default_factory=dict)
     version: str | None = None
     arch: str | None = None
+    flash_mla: Literal["hardware", "modelled", "absent"] = "hardware"
 
 
-def kernel_source(spec: KernelsSpec) -> KernelSource:
+def kernel_source(
+    spec: KernelsSpec, *, attends: bool = True, allow_mixed: bool = False
+) -> KernelSource:
     """Decide between hardware and models.
+
+    Args:
+        spec: The scenario's kernel section.
+        attends: Whether the level runs sparse attention, and so FlashMLA.
+        allow_mixed: Whether a missing FlashMLA may be stood in for beside real kernels.
 
     Raises:
         CapabilityMissingError: when hardware is asked for (or a GPU is there to be used) and
@@ -64,11 +77,11 @@ def kernel_source(spec: KernelsSpec) -> KernelSource:
     if spec.dsa_kernel_backend == "none":
         return KernelSource(modelled=False, kernels={"indexer": "torch", "attention": "torch"})
     if spec.dsa_kernel_backend == "tilelang":
-        raise CapabilityMissingError("usable GPU with TileLang (tilelang is never modelled)")
+        return _tilelang()
     has_gpu = torch.cuda.is_available()
     wanted = spec.source
     if wanted == "hardware" or (wanted == "auto" and has_gpu):
-        return _hardware(has_gpu)
+        return _hardware(has_gpu, attends=attends, allow_mixed=allow_mixed)
     modelled = spec.modelled
     release = release_table(modelled.cudnn_frontend)
     label = f"modelled {modelled.cudnn_frontend} {modelled.arch}"
@@ -84,25 +97,44 @@ def kernel_source(spec: KernelsSpec) -> KernelSource:
     )
 
 
-def _hardware(has_gpu: bool) -> KernelSource:
+def _tilelang() -> KernelSource:
+    """Megatron calls these kernels by itself; the harness sees what it makes of them."""
+    if not torch.cuda.is_available():
+        raise CapabilityMissingError("usable GPU with TileLang (tilelang is never modelled)")
+    if importlib.util.find_spec("tilelang") is None:
+        raise CapabilityMissingError("tilelang on a machine with a GPU")
+    major, minor = torch.cuda.get_device_capability()
+    kernels = {"indexer": "hardware", "attention": "hardware"}
+    return KernelSource(modelled=False, kernels=kernels, arch=f"sm{major}{minor}")
+
+
+def _hardware(has_gpu: bool, *, attends: bool, allow_mixed: bool) -> KernelSource:
     if not has_gpu:
         raise CapabilityMissingError("usable GPU (kernels.source is hardware)")
     installed = installed_kernels()
     if installed.cudnn_frontend is None:
         raise CapabilityMissingError("nvidia-cudnn-frontend on a machine with a GPU")
-    if installed.flash_mla is None:
-        raise CapabilityMissingError("flash_mla on a machine with a GPU")
+    missing = installed.flash_mla is None
+    if missing and attends and not allow_mixed:
+        raise CapabilityMissingError(
+            "flash_mla on a machine with a GPU (--allow-mixed lets a model stand in for it)"
+        )
     found = installed_facts()
     major, minor = torch.cuda.get_device_capability()
+    arch = f"sm{major}{minor}"
+    kernels = dict.fromkeys(_OPERATIONS, "hardware")
+    if missing:
+        kernels[_FLASH_MLA] = f"modelled FlashMLA {arch}" if attends else "none"
     return KernelSource(
         modelled=False,
-        kernels=dict.fromkeys(_OPERATIONS, "hardware"),
+        kernels=kernels,
         facts={
             "accepts_causal_offsets": found.accepts_causal_offsets,
             "mask_alignment": found.mask_alignment,
         },
         version=installed.cudnn_frontend,
-        arch=f"sm{major}{minor}",
+        arch=arch,
+        flash_mla="hardware" if not missing else "modelled" if attends else "absent",
     )
 
 
@@ -153,8 +185,13 @@ def kernels_installed(
     if spec.dsa_kernel_backend == "none":
         yield
         return
+    if spec.dsa_kernel_backend == "tilelang":
+        try:
+            yield
+        finally:
+            _choose_anew()
+        return
     module: Any = importlib.import_module(_CUDNN)
-    dispatch: Any = importlib.import_module(_DISPATCH)
     replaced = _replacements(spec, source, recorder, module, seed, hook)
     for name in overlays:
         # Outside the observed namespace, so that the record shows what the kernel was given.
@@ -167,8 +204,13 @@ def kernels_installed(
     finally:
         for name, value in saved.items():
             setattr(module, name, value)
-        # The dispatcher caches its backend in module globals; the next scenario chooses anew.
-        dispatch._BACKEND = dispatch._BACKEND_SELECTION = None
+        _choose_anew()
+
+
+def _choose_anew() -> None:
+    """Let the dispatcher choose for the next scenario: it caches its backend in module globals."""
+    dispatch: Any = importlib.import_module(_DISPATCH)
+    dispatch._BACKEND = dispatch._BACKEND_SELECTION = None
 
 
 def _replacements(
@@ -180,6 +222,7 @@ def _replacements(
     hook: TensorHook,
 ) -> dict[str, Any]:
     replaced: dict[str, Any] = {}
+    flash_mla: Callable[..., Any] | None
     if source.modelled:
         modelled = spec.modelled
         namespace = modelled_namespace(
@@ -196,13 +239,35 @@ def _replacements(
         origin = "modelled"
     else:
         module._ensure_dsa_namespace()
-        module._ensure_flash_mla()
-        namespace, flash_mla = module._cudnn_dsa, module._flash_mla_sparse_fwd
+        namespace, flash_mla = module._cudnn_dsa, _device_flash_mla(module, source)
         origin = "hardware"
     replaced["_cudnn_dsa"] = ObservedNamespace(namespace, origin, recorder)
-    replaced["_flash_mla_sparse_fwd"] = observed_kernel(
-        flash_mla, "flash_mla_sparse_fwd", origin, recorder
-    )
+    if flash_mla is not None:
+        where = source.flash_mla if origin == "hardware" else origin
+        replaced["_flash_mla_sparse_fwd"] = observed_kernel(flash_mla, _FLASH_MLA, where, recorder)
     if spec.score_chunk_bytes is not None:
         replaced["_INDEXER_SCORE_CHUNK_MAX_BYTES"] = spec.score_chunk_bytes
     return replaced
+
+
+def _device_flash_mla(module: Any, source: KernelSource) -> Callable[..., Any] | None:
+    """Return what attends on a device: FlashMLA, or where that may be missing its model."""
+    if source.flash_mla == "absent":
+        return None
+    if source.flash_mla == "hardware":
+        module._ensure_flash_mla()
+        found: Callable[..., Any] = module._flash_mla_sparse_fwd
+        return found
+    model = modelled_flash_mla(arch="sm90" if str(source.arch).startswith("sm9") else "sm100")
+
+    def on_the_host(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
+        given = [_on_host(value) for value in args]
+        named = {name: _on_host(value) for name, value in kwargs.items()}
+        results = model(*given, **named)
+        return tuple(result.to(args[0].device) for result in results)
+
+    return on_the_host
+
+
+def _on_host(value: Any) -> Any:
+    return value.detach().cpu() if isinstance(value, torch.Tensor) else value

@@ -19,6 +19,8 @@ _OPERANDS = (
 )
 """Names that the caller's functions give the tensors of a scoring call."""
 _BACKWARD = "indexer_backward_wrapper"
+_LAYOUT_FACT = "packed_thd_single_sequence"
+"""A fact that the dispatcher of pull request 6206 offers to hooks that take it."""
 
 CALL_FACTS = (
     "says_global_ids",
@@ -28,6 +30,7 @@ CALL_FACTS = (
     "refuses_tp_slice",
     "refuses_gradient_arity",
     "refuses_missing_bounds",
+    "offers_layout_facts",
 )
 """Facts of this module; all of the build, read before anything runs."""
 
@@ -39,7 +42,9 @@ def call_facts(variant: Path) -> dict[str, bool]:
         ``says_global_ids`` (the caller says that ids of indexer backward are global), and for each
         property that ``perturb`` can break whether the build refuses such a call:
         ``refuses_device``, ``refuses_dtype``, ``refuses_view``, ``refuses_tp_slice``,
-        ``refuses_gradient_arity``, ``refuses_missing_bounds``.
+        ``refuses_gradient_arity``, ``refuses_missing_bounds``. ``offers_layout_facts`` is about
+        the dispatcher's callees: whether backend hooks are offered the facts of a pack that hold
+        whatever CP is.
     """
     trees = [_tree(variant / name) for name in _MODULES]
     conditions = [test for tree in trees for test in _checked(tree)]
@@ -51,6 +56,7 @@ def call_facts(variant: Path) -> dict[str, bool]:
         "refuses_tp_slice": any(_reads(test, "dsa_indexer_n_heads") for test in conditions),
         "refuses_gradient_arity": any(_reads(test, "needs_input_grad") for test in conditions),
         "refuses_missing_bounds": any(_asks_for_bounds(test) for test in conditions),
+        "offers_layout_facts": _passes(trees[0], _LAYOUT_FACT),
     }
 
 
@@ -112,6 +118,10 @@ def _asks_for_bounds(test: ast.expr) -> bool:
         and any(isinstance(c, ast.Constant) and c.value is None for c in node.comparators)
         for node in ast.walk(test)
     )
+
+
+def _passes(tree: ast.AST, keyword: str) -> bool:
+    return any(isinstance(node, ast.keyword) and node.arg == keyword for node in ast.walk(tree))
 
 
 def _says_global(tree: ast.AST) -> bool:

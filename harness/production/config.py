@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from typing import Any
 
 import torch
 from megatron.core.transformer.transformer_config import MLATransformerConfig
 
-from harness.scenario.spec import Scenario
+from harness.production.dynamic_cp import dynamic_fields, set_dynamic
+from harness.scenario.spec import Scenario, TrainingSpec
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
@@ -31,11 +33,31 @@ def transformer_config(scenario: Scenario, *, modelled: bool, graphs: bool = Fal
         config = MLATransformerConfig(
             **_fields(scenario),
             **(_graph_fields(scenario) if graphs else {}),
+            **_recompute_fields(scenario.training),
+            **_dynamic_fields(scenario),
             dsa_kernel_backend="none" if modelled else backend,
         )
     if modelled:
         config.dsa_kernel_backend = backend
+    if _by_build(scenario) and hasattr(config, "dynamic_context_parallel"):
+        set_dynamic(config)
     return config
+
+
+def _by_build(scenario: Scenario) -> bool:
+    """Whether Dynamic CP is the build's own matter: level ``attention`` is its caller."""
+    return scenario.level == "model" and scenario.parallel.dynamic_context_parallel
+
+
+def _dynamic_fields(scenario: Scenario) -> dict[str, Any]:
+    known = {field.name for field in dataclasses.fields(MLATransformerConfig)}
+    found = dynamic_fields() if _by_build(scenario) else {}
+    return found if known.issuperset(found) else {}
+
+
+def _only_hybrid(known: set[str]) -> bool:
+    """Whether a configuration has Dynamic CP under its earlier name alone."""
+    return "hybrid_context_parallel" in known and "dynamic_context_parallel" not in known
 
 
 def _graph_fields(scenario: Scenario) -> dict[str, Any]:
@@ -43,10 +65,29 @@ def _graph_fields(scenario: Scenario) -> dict[str, Any]:
     if graph.cuda_graph_impl == "none":
         return {}
     per_layer = graph.cuda_graph_impl != "full_iteration"
+    known = {field.name for field in dataclasses.fields(MLATransformerConfig)}
+    # What is said about Dynamic CP under graphs is said of the configuration alone.
+    older = scenario.parallel.dynamic_context_parallel and _only_hybrid(known)
     return {
+        **({"hybrid_context_parallel": True} if older else {}),
         "cuda_graph_impl": graph.cuda_graph_impl,
         "cuda_graph_modules": list(graph.cuda_graph_modules) if per_layer else [],
     }
+
+
+def _recompute_fields(training: TrainingSpec) -> dict[str, Any]:
+    if training.recompute == "selective":
+        return {
+            "recompute_granularity": "selective",
+            "recompute_modules": list(training.recompute_modules),
+        }
+    if training.recompute == "full":
+        return {
+            "recompute_granularity": "full",
+            "recompute_method": training.recompute_method,
+            "recompute_num_layers": training.recompute_num_layers,
+        }
+    return {}
 
 
 def _fields(scenario: Scenario) -> dict[str, Any]:

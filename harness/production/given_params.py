@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 _GIVEN: ContextVar[Any] = ContextVar("packed_seq_params", default=None)
-_DYNAMIC: ContextVar[bool] = ContextVar("local_cp_size", default=False)
 
 
 def given_params() -> Any:
@@ -26,21 +25,6 @@ def params_given(params: Any) -> Iterator[None]:
         yield
     finally:
         _GIVEN.reset(token)
-
-
-def carries_cp_size() -> bool:
-    """Whether new parameters carry the microbatch's CP size, as a Dynamic CP data path's do."""
-    return _DYNAMIC.get()
-
-
-@contextlib.contextmanager
-def cp_size_carried() -> Iterator[None]:
-    """Have new parameters carry the microbatch's CP size."""
-    token = _DYNAMIC.set(True)
-    try:
-        yield
-    finally:
-        _DYNAMIC.reset(token)
 
 
 def copy_params(into: Any, source: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -27,6 +27,8 @@ class Groups:
         harness_tp: The same for the tensor-parallel group, None where that has one rank.
         effective: Group that stands in for the collection's context-parallel one while a microbatch
             runs (see ``entered``), None where that is the configured one.
+        grouped: False for a microbatch of size 1 that is given no group at all.
+        configured_cp: Group that the layers were built with, whatever the collection holds now.
         dp_size: Data-parallel replicas; above 1 only where fewer ranks run than there are, as when
             a scenario is run again at a smaller CP size.
     """
@@ -39,13 +41,22 @@ class Groups:
     tp_size: int
     tp_rank: int
     effective: Any = None
+    grouped: bool = True
+    configured_cp: Any = None
     dp_size: int = 1
     dp_rank: int = 0
 
 
 @contextmanager
-def model_parallel(parallel: ParallelSpec) -> Iterator[Groups]:
-    """Initialise Megatron's model parallelism over the current world, and take it down again."""
+def model_parallel(
+    parallel: ParallelSpec, further: Mapping[str, bool] | None = None
+) -> Iterator[Groups]:
+    """Initialise Megatron's model parallelism over the current world, and take it down again.
+
+    Args:
+        parallel: Configured sizes.
+        further: Further arguments, such as those of ``harness.production.dynamic_cp``.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         parallel_state.initialize_model_parallel(
@@ -53,6 +64,7 @@ def model_parallel(parallel: ParallelSpec) -> Iterator[Groups]:
             context_parallel_size=parallel.context_parallel_size,
             # Second groups for optimizer state and checkpoints, which no scenario has.
             create_gloo_process_groups=False,
+            **(further or {}),
         )
     try:
         collection = ProcessGroupCollection.use_mpu_process_groups(required_pgs=["tp", "cp"])
@@ -66,6 +78,7 @@ def model_parallel(parallel: ParallelSpec) -> Iterator[Groups]:
             cp_rank=collection.cp.rank(),
             tp_size=collection.tp.size(),
             tp_rank=collection.tp.rank(),
+            configured_cp=collection.cp,
             dp_size=parallel_state.get_data_parallel_world_size(),
             dp_rank=parallel_state.get_data_parallel_rank(),
         )
@@ -73,35 +86,85 @@ def model_parallel(parallel: ParallelSpec) -> Iterator[Groups]:
         parallel_state.destroy_model_parallel()
 
 
-def effective_groups(groups: Groups, size: int) -> Groups:
-    """Return the groups of a microbatch that runs on a part of the context-parallel group.
+def configured_group() -> Any:
+    """Return the context-parallel group that Megatron was initialised with."""
+    return parallel_state.get_context_parallel_group()
 
-    Neighbouring ranks make a part; all parts run side by side. Every rank creates all of them.
+
+def effective_groups(groups: Groups, size: int) -> Groups:
+    """Return the groups of a microbatch that runs on a part of the ranks.
+
+    Neighbouring ranks of a tensor-parallel shard make a part, over data-parallel replicas too; all
+    parts run side by side. Every rank creates all of them, in one order.
 
     Args:
-        groups: The configured groups, without tensor parallelism: all ranks of the world.
-        size: Effective CP size, a divisor of the configured one.
+        groups: The configured groups.
+        size: Effective CP size, a divisor of the ranks of a shard.
     """
-    assert groups.tp_size == 1, "parts are made of the whole world"
-    ranks = dist.get_process_group_ranks(groups.collection.cp)
-    backend = dist.get_backend(groups.collection.cp)
     own: list[Any] = []
-    for start in range(0, len(ranks), size):
-        part = ranks[start : start + size]
-        made = [
-            dist.new_group(part, backend=backend, group_desc="EFFECTIVE_CONTEXT_PARALLEL_GROUP"),
-            dist.new_group(part, backend="gloo", group_desc="HARNESS_CP"),
-        ]
-        if dist.get_rank() in part:
-            own = made
+    rank, part = 0, 0
+    for shard in range(groups.tp_size):
+        ranks = list(range(shard, dist.get_world_size(), groups.tp_size))
+        for start in range(0, len(ranks), size):
+            members = ranks[start : start + size]
+            made = [
+                dist.new_group(members, backend=backend, group_desc=description)
+                for backend, description in (
+                    (dist.get_backend(groups.collection.cp), _EFFECTIVE),
+                    ("gloo", "HARNESS_CP"),
+                )
+            ]
+            if dist.get_rank() in members:
+                own, rank, part = made, members.index(dist.get_rank()), start // size
     return replace(
         groups,
         effective=own[0],
         harness_cp=own[1],
         cp_size=size,
-        cp_rank=groups.cp_rank % size,
-        dp_size=groups.cp_size // size,
-        dp_rank=groups.cp_rank // size,
+        cp_rank=rank,
+        dp_size=1,
+        dp_rank=part,
+    )
+
+
+_EFFECTIVE = "EFFECTIVE_CONTEXT_PARALLEL_GROUP"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupStore:
+    """Groups of every effective size of a scenario, created before its first microbatch.
+
+    Attributes:
+        configured: Those that the layers are built with.
+        by_size: Effective size to the groups of this rank's part.
+    """
+
+    configured: Groups
+    by_size: dict[int, Groups]
+
+    def of(self, size: int, *, grouped: bool = True) -> Groups:
+        """Return the groups of a microbatch.
+
+        Args:
+            size: Its effective CP size.
+            grouped: False where size 1 means no group.
+        """
+        found = self.by_size.get(size, self.configured)
+        return found if grouped else replace(found, grouped=False)
+
+    @property
+    def sizes(self) -> dict[int, int]:
+        """Size that each group is stored under, with the number of ranks it really has."""
+        return {
+            size: dist.get_world_size(groups.effective) for size, groups in self.by_size.items()
+        }
+
+
+def group_store(configured: Groups, sizes: Iterable[int]) -> GroupStore:
+    """Create the groups of all effective sizes; every rank has to call it alike."""
+    return GroupStore(
+        configured=configured,
+        by_size={size: effective_groups(configured, size) for size in sorted(set(sizes))},
     )
 
 
@@ -115,7 +178,7 @@ def entered(groups: Groups) -> Iterator[None]:
         yield
         return
     configured = groups.collection.cp
-    groups.collection.cp = groups.effective
+    groups.collection.cp = groups.effective if groups.grouped else None
     try:
         yield
     finally:

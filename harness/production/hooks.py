@@ -71,6 +71,13 @@ def _in(module: str, symbol: str, attribute: str, phase: Phase | None = None, **
 HOOKS: tuple[Hook, ...] = (
     _dsa("attention", "DSAttention.forward", Phase.LAYOUT),
     _dsa("indexer", "DSAIndexer.forward_before_topk"),
+    _dsa(
+        "rotary",
+        "apply_rotary_pos_emb",
+        # The indexer's, and that of the projections around attention.
+        everywhere=True,
+        checked="0.19.2, dev, pull request 6206",
+    ),
     _dsa("gather", "gather_from_sequence_parallel_region", Phase.GATHER),
     _in(
         "dsa_layout",

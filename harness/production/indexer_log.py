@@ -24,6 +24,18 @@ def clear_log() -> None:
     _helper().tracker.clear()
 
 
+def take_log() -> dict[str, Any]:
+    """Take out what earlier forwards have left in the tracker, to be put back later."""
+    taken = dict(_helper().tracker)
+    clear_log()
+    return taken
+
+
+def put_log(taken: dict[str, Any]) -> None:
+    """Put back what was taken out of the tracker."""
+    _helper().tracker.update(taken)
+
+
 def logged_loss(groups: Groups, *, loss_scale: float = 1.0) -> torch.Tensor:
     """Let Megatron reduce what its tracker has collected, as its training loop does.
 

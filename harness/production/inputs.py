@@ -79,6 +79,19 @@ class InputSource:
         return normal.to(dtype)
 
 
+def as_given(tensor: torch.Tensor, values: ValuesSpec) -> torch.Tensor:
+    """Return a generated tensor as the scenario hands it over: dense, or a view of a wider one.
+
+    The elements between those of the view are NaN, so that a reader that goes by the shape alone
+    does not go unnoticed.
+    """
+    if not values.strided:
+        return tensor
+    wide = torch.full((*tensor.shape, 2), math.nan, dtype=tensor.dtype, device=tensor.device)
+    wide[..., 0] = tensor
+    return wide[..., 0]
+
+
 def indexer_weight_scale(num_heads: int, head_dim: int) -> float:
     """Scale of the indexer's head weights as Megatron applies it: heads^-1/2 * dim^-1/2."""
     return 1.0 / math.sqrt(num_heads * head_dim)

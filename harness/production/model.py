@@ -77,10 +77,19 @@ def build_model(scenario: Scenario, config: Any, provider: Any) -> Any:
 
 
 def token_inputs(
-    vocab_size: int, pack: Pack, cp_rank: int, *, seed: int, microbatch: int
+    vocab_size: int, pack: Pack, cp_rank: int, *, seed: int, microbatch: int, stream: int = 0
 ) -> dict[str, torch.Tensor]:
-    """Local token ids, positions and labels ``[1, rows]`` of a rank; labels are the next tokens."""
-    generator = torch.Generator().manual_seed(1_000_003 * seed + microbatch)
+    """Local token ids, positions and labels ``[1, rows]`` of a rank; labels are the next tokens.
+
+    Args:
+        vocab_size: Ids lie below it.
+        pack: Layout of the microbatch.
+        cp_rank: Rank whose rows are returned.
+        seed: Seed of the inputs.
+        microbatch: Number of the microbatch.
+        stream: Number of the pack among those that run side by side.
+    """
+    generator = torch.Generator().manual_seed(1_000_003 * seed + microbatch + 10_007 * stream)
     tokens = torch.randint(0, vocab_size, (pack.total_q,), generator=generator)
     positions = torch.arange(pack.total_q)
     whole = {"input_ids": tokens, "position_ids": positions, "labels": torch.roll(tokens, -1)}
@@ -93,15 +102,29 @@ def token_inputs(
 def run_model(
     model: Any,
     inputs: dict[str, torch.Tensor],
-    pack: Pack,
+    pack: Pack | None,
     *,
     real_token_mask: torch.Tensor | None = None,
+    given_group: tuple[int, Any] | None = None,
 ) -> torch.Tensor:
-    """One forward; returns the per-token loss ``[1, rows]``."""
+    """One forward; returns the per-token loss ``[batch, rows]``.
+
+    Args:
+        model: Of ``build_model``.
+        inputs: Of ``token_inputs``.
+        pack: The pack in THD layout, None for an unpacked (SBHD) batch.
+        real_token_mask: ``[1, rows]`` mask of real rows to hand over, None for none.
+        given_group: The microbatch's CP size and group, as a Dynamic CP data path hands them over.
+    """
+    packed = None
+    if pack is not None:
+        packed = packed_seq_params(pack, real_token_mask=real_token_mask)
+        if given_group is not None:
+            packed.local_cp_size, packed.cp_group = given_group
     return model(
         inputs["input_ids"],
         inputs["position_ids"],
         None,
         labels=inputs["labels"],
-        packed_seq_params=packed_seq_params(pack, real_token_mask=real_token_mask),
+        packed_seq_params=packed,
     )

@@ -8,8 +8,8 @@ import torch
 from megatron.core.packed_seq_params import PackedSeqParams
 
 from harness.layout import Pack, inverse_permutation, local_runs, rank_segments
-from harness.production.given_params import carries_cp_size, given_params
-from harness.production.placement import metadata_device
+from harness.production.boundaries import boundary_lists
+from harness.production.given_params import given_params
 
 
 def packed_seq_params(pack: Pack, *, real_token_mask: torch.Tensor | None = None) -> Any:
@@ -21,27 +21,19 @@ def packed_seq_params(pack: Pack, *, real_token_mask: torch.Tensor | None = None
             over as the attribute that the indexer loss looks for, None to leave it out as the
             released data path does.
 
-    ``cu_seqlens_*`` are int32 of shape ``[num_sequences + 1]``, real and padded; maxima are the
+    ``cu_seqlens_*`` are those of ``harness.production.boundaries``; maxima are the
     padded ones over whole sequences, before CP, as Megatron's data path gives them.
     """
     given = given_params()
     if given is not None:
         return given
 
-    def int32(values: tuple[int, ...]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.int32, device=metadata_device())
-
     params = PackedSeqParams(
         qkv_format="thd",
-        cu_seqlens_q=int32(pack.cu_seqlens_q),
-        cu_seqlens_kv=int32(pack.cu_seqlens_k),
-        cu_seqlens_q_padded=int32(pack.cu_seqlens_q_padded),
-        cu_seqlens_kv_padded=int32(pack.cu_seqlens_k_padded),
+        **boundary_lists(pack),
         max_seqlen_q=pack.max_seqlen_q,
         max_seqlen_kv=pack.max_seqlen_k,
     )
-    if carries_cp_size():
-        params.local_cp_size = pack.cp_size
     if real_token_mask is not None:
         params.real_token_mask_q = real_token_mask
     return params

@@ -10,6 +10,8 @@ import torch
 from megatron.core.models.backends import LocalSpecProvider
 from megatron.core.transformer.torch_norm import WrappedTorchNorm
 
+from harness.production.errors import CapabilityMissingError
+
 
 class DuplicatedLinear(torch.nn.Linear):
     """A linear layer held whole by every rank, with the return shape of Megatron's own.
@@ -75,10 +77,23 @@ class LocalProvider(LocalSpecProvider):
         return DuplicatedLinear
 
 
-def spec_provider() -> tuple[Any, str]:
-    """Return the provider to build layers with and its name, ``te`` or ``local``."""
+def spec_provider(*, may_be_local: bool = True) -> tuple[Any, str]:
+    """Return the provider to build layers with and its name, ``te`` or ``local``.
+
+    Args:
+        may_be_local: Whether the local one may stand in beside a usable GPU, where production
+            would have Transformer Engine.
+
+    Raises:
+        CapabilityMissingError: Transformer Engine is missing and may not be stood in for.
+    """
     if importlib.util.find_spec("transformer_engine") is not None:
         from megatron.core.extensions.transformer_engine_spec_provider import TESpecProvider
 
         return TESpecProvider(), "te"
+    if torch.cuda.is_available() and not may_be_local:
+        raise CapabilityMissingError(
+            "transformer_engine on a machine with a GPU (--allow-mixed lets Megatron's local "
+            "layers stand in for it)"
+        )
     return LocalProvider(), "local"

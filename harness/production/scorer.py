@@ -135,9 +135,10 @@ def _query_positions(
     pack: Pack, cp_rank: int, psp: Any, rows: int, device: torch.device
 ) -> torch.Tensor:
     single = pack.num_sequences == 1
+    cu_seqlens_q, cu_seqlens_kv = dsa_layout.get_packed_qk_cu_seqlens(psp)
     positions, _reorder = dsa_layout.build_packed_allgather_cp_query_positions_and_key_reorder(
-        cu_seqlens_q=psp.cu_seqlens_q_padded,
-        cu_seqlens_kv=psp.cu_seqlens_kv_padded,
+        cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_kv=cu_seqlens_kv,
         cp_size=pack.cp_size,
         cp_rank=cp_rank,
         device=device,

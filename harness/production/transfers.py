@@ -31,8 +31,10 @@ from harness.record.transfers import (
 Place = Callable[[], tuple[int, str]]
 """Tells the current layer and phase."""
 
-_STAND_INS = ("/harness/kernels/", "/harness/overlays/")
+_STAND_INS = ("/harness/kernels/", "/harness/overlays/causal_offsets.py")
 """Parts of the harness that stand for kernels: what these read, no host would."""
+_OVERLAYS = "/harness/overlays/"
+"""Other overlays stand for parts of the build, and their waits are real ones."""
 
 _MASKS = (torch.bool, torch.uint8)
 
@@ -203,6 +205,9 @@ def _build_line(root: Path) -> tuple[str, int, str] | None:
             return name[len(str(root)) + 1 :], frame.f_lineno, frame.f_code.co_name
         if any(part in name for part in _STAND_INS):
             return None
+        if _OVERLAYS in name:
+            place = name[name.index(_OVERLAYS) + 1 :]
+            return place, frame.f_lineno, frame.f_code.co_name
         if frame.f_back is None:
             return None
         frame = frame.f_back

@@ -32,9 +32,17 @@ DeviationKind = Literal[
     "state",
     "launch",
     "copy",
+    "hook_keywords",
+    "stale_signature",
+    "replay",
+    "memory",
+    "group",
+    "group_left",
+    "comm_type",
+    "rows",
 ]
 """Kinds of deviations; the first nine are about the path, the next seven about the layout memo,
-and the rest are what the optional collectors found."""
+and most others are what the optional collectors found."""
 
 DEVIATION_KINDS: tuple[str, ...] = get_args(DeviationKind)
 

@@ -11,10 +11,15 @@ from dataclasses import dataclass, field
 from harness.record.autograd import AutogradEvidence
 from harness.record.copies import CopyEvidence
 from harness.record.graphs import GraphEvidence
+from harness.record.groups import GroupEvidence
+from harness.record.hook_call import HookCallEvidence
 from harness.record.launches import LaunchEvidence
 from harness.record.memo import MemoEvidence
+from harness.record.memory import MemoryEvidence
 from harness.record.perturb import PerturbEvidence
+from harness.record.replay import ReplayEvidence
 from harness.record.state import StateEvidence
+from harness.record.timing import TimingEvidence
 from harness.record.transfers import TransferEvidence
 
 
@@ -437,6 +442,11 @@ Evidence = (
     | LaunchEvidence
     | GraphEvidence
     | CopyEvidence
+    | ReplayEvidence
+    | MemoryEvidence
+    | GroupEvidence
+    | HookCallEvidence
+    | TimingEvidence
     | ExceptionEvidence
     | NoteEvidence
 )
@@ -458,6 +468,11 @@ EVIDENCE_KINDS: dict[str, type] = {
     "launch": LaunchEvidence,
     "graph": GraphEvidence,
     "copy": CopyEvidence,
+    "replay": ReplayEvidence,
+    "memory": MemoryEvidence,
+    "group": GroupEvidence,
+    "hook_call": HookCallEvidence,
+    "timing": TimingEvidence,
     "exception": ExceptionEvidence,
     "note": NoteEvidence,
 }

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 AGAIN, CHUNKED, GRAD, ALONE = "again", "chunked", "grad", "alone"
+INTERRUPTED = "interrupted"
 
 LAUNCHES = {
     AGAIN: "the same forward once more",
     CHUNKED: "with a score budget that makes several row chunks of it",
     GRAD: "with gradients, or without, the other way round",
     ALONE: "each sequence of the pack in a pack of its own",
+    INTERRUPTED: "once more behind a forward that an exception inside attention ended",
 }
 """How a pack is launched again, and what that means."""
 

@@ -24,11 +24,16 @@ from harness.record.evidence import (
     WindowEvidence,
 )
 from harness.record.graphs import GraphEvidence
+from harness.record.groups import GroupEvidence
+from harness.record.hook_call import HookCallEvidence
 from harness.record.launches import LaunchEvidence
 from harness.record.memo import MemoEvidence
+from harness.record.memory import MemoryEvidence
 from harness.record.perturb import PerturbEvidence
 from harness.record.rate import Rate
+from harness.record.replay import ReplayEvidence
 from harness.record.state import StateEvidence
+from harness.record.timing import TimingEvidence
 from harness.record.transfers import TransferEvidence
 from harness.record.verdict import FAULTS, Outcome, Verdict
 
@@ -142,6 +147,8 @@ class Proof:
         injected: Faults injected on request.
         evidence: Optional collectors that ran.
         facts: Probed facts of the build and the kernels.
+        certified: Whether the models were held against real kernels, such as ``never certified``;
+            empty where no model ran.
     """
 
     kernels: dict[str, str] = field(default_factory=dict)
@@ -151,6 +158,7 @@ class Proof:
     injected: tuple[str, ...] = ()
     evidence: tuple[str, ...] = ()
     facts: dict[str, FactValue] = field(default_factory=dict)
+    certified: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -183,6 +191,11 @@ class Attempt:
     launches: tuple[LaunchEvidence, ...] = ()
     graphs: tuple[GraphEvidence, ...] = ()
     copies: tuple[CopyEvidence, ...] = ()
+    timings: tuple[TimingEvidence, ...] = ()
+    replays: tuple[ReplayEvidence, ...] = ()
+    memory: tuple[MemoryEvidence, ...] = ()
+    groups: tuple[GroupEvidence, ...] = ()
+    hook_calls: tuple[HookCallEvidence, ...] = ()
     deviations: tuple[Deviation, ...] = ()
     """What of path and layout memo was not as it should be."""
     notes: tuple[NoteEvidence, ...] = ()

@@ -23,8 +23,11 @@ BUILD_PACKAGES = (
 _TRANSPARENT = ("harness.runtime.collectives.",)
 """Wrappers of ours around what the build calls: their frames are nobody's."""
 
-_CALLERS = ("harness.production.kernel_call.",)
-"""Callers of ours that stand in for the build's: they call one kernel wrapper on its own."""
+_CALLERS = (
+    "harness.production.kernel_call.",
+    "harness.production.scoring_call.",
+)
+"""Callers of ours that stand in for the build's: they call one part of it on its own."""
 
 _RAISE = dis.opmap["RAISE_VARARGS"]
 _COLLECTIVE_ERRORS = {"DistError", "DistBackendError", "DistNetworkError", "DistStoreError"}
@@ -93,6 +96,9 @@ def _owner(frame: FrameType) -> str | None:
         return None
     if module.startswith("harness.kernels."):
         return "model"
+    if module.startswith("harness.overlays."):
+        # An overlay is the build as it runs: what fails or refuses there, the build does.
+        return "build"
     if module.startswith("harness."):
         return "harness"
     return "build" if module.partition(".")[0] in BUILD_PACKAGES else None

@@ -139,7 +139,7 @@ def run_task(task: Task, *, last: bool = True) -> bool:
         True when the closing line of a complete run was written, False after an exception.
     """
     journal = Journal(task.journal, global_rank=task.global_rank)
-    planted = for_rank(task.inject, task.scenario.id, task.global_rank)
+    planted = for_rank(task.planted, task.scenario.id, task.global_rank)
     injector = PhaseInjector(planted, journal)
     journal.observers.append(injector)
     with _own_output(task), _own_stacks(task, journal):
@@ -239,18 +239,26 @@ def _rendezvous(task: Task) -> None:
 
     if task.device == "cuda":
         # Fewer devices than local ranks are seen where the launcher gives each worker its own.
-        torch.cuda.set_device(task.local_rank % torch.cuda.device_count())
+        device = task.local_rank // task.ranks_per_gpu
+        torch.cuda.set_device(device % torch.cuda.device_count())
     if dist.is_initialized() and dist.get_world_size() != task.world_size:
         dist.destroy_process_group()
     if not dist.is_initialized():
         dist.init_process_group(
-            backend="cpu:gloo,cuda:nccl" if task.device == "cuda" else "gloo",
+            backend=backend_of(task),
             store=open_store(task),
             rank=task.global_rank,
             world_size=task.world_size,
             timeout=timedelta(seconds=task.limits.collective_s),
         )
     _canary(task)
+
+
+def backend_of(task: Task) -> str:
+    """Return the backend of torch.distributed: NCCL takes one rank a device, gloo any number."""
+    if task.device == "cpu":
+        return "gloo"
+    return "cpu:gloo,cuda:nccl" if task.ranks_per_gpu == 1 else "cpu:gloo,cuda:gloo"
 
 
 def _canary(task: Task) -> None:

@@ -38,6 +38,8 @@ def option_words(options: Options) -> list[str]:
     words += ["--allow-mixed"] if options.allow_mixed else []
     words += ["--dump-bytes", str(options.dump_bytes)] if options.dump_bytes != DUMP_BYTES else []
     words += ["--dump-all"] if options.dump_all else []
+    if options.ranks_per_gpu > 1:
+        words += ["--ranks-per-gpu", str(options.ranks_per_gpu)]
     words += ["--bare"] if options.bare else []
     words += ["--coredump"] if options.core_dumps else []
     words += ["--engine", options.engine] if options.engine != ENGINE else []

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import gc
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -11,7 +13,8 @@ from typing import Any
 import torch
 
 from harness.evidence.windows import watch_windows
-from harness.overlays import OVERLAYS, OverlayRefusedError
+from harness.kernels.certificates import certified_text
+from harness.overlays import OverlayRefusedError, overlaid
 from harness.production.autograd import GradientWatch
 from harness.production.backend import CUDA_BRANCHES, KernelSource, kernel_source
 from harness.production.diagnostics import messages_kept
@@ -21,7 +24,7 @@ from harness.production.locate import MegatronBuild, activate, find_build
 from harness.production.perturb import Perturbation
 from harness.production.probes import build_facts
 from harness.production.recorder import Recorder
-from harness.production.shims import host_shims
+from harness.production.shims import DYNAMIC_CP_SHIMS, RECOMPUTE_SHIMS, Shims, host_shims
 from harness.record.evidence import NoteEvidence
 from harness.record.result import FactValue, Phase, Proof
 from harness.runtime.journal import Journal
@@ -30,6 +33,7 @@ from harness.runtime.task import Task
 from harness.runtime.watched import Watched
 from harness.scenario.collectors import chosen
 from harness.scenario.known import VERSIONED, fact_disagreements
+from harness.scenario.spec import Scenario
 
 
 def execute(task: Task, journal: Journal) -> None:
@@ -75,9 +79,15 @@ class Stage:
     facts: dict[str, FactValue] = field(default_factory=dict)
 
 
+@functools.cache
+def _build(checkout: str | None) -> MegatronBuild:
+    """Find the build once in a process: asking a checkout for its state takes a while."""
+    return find_build(checkout)
+
+
 def _execute(task: Task, journal: Journal) -> None:
     journal.phase(Phase.BUILD)
-    build = find_build(task.megatron)
+    build = _build(task.megatron)
     activate(build)
     # Imported here: the levels import Megatron, which has to be the build just activated.
     from harness.runtime.levels import run_level
@@ -91,22 +101,30 @@ def _stage(task: Task, journal: Journal, build: MegatronBuild) -> Iterator[Stage
     """Install shims and hooks, and write the proof of what is active."""
     from harness.production.providers import spec_provider
 
-    source = kernel_source(task.scenario.kernels)
-    provider, provider_name = spec_provider()
+    attends = task.scenario.level in ("attention", "model")
+    source = kernel_source(task.scenario.kernels, attends=attends, allow_mixed=task.allow_mixed)
+    # Beside modelled kernels nothing is claimed of a device, and scorers build no layers.
+    mixed = task.allow_mixed or task.device == "cpu" or not attends
+    provider, provider_name = spec_provider(may_be_local=mixed)
     recorder = Recorder(on_phase=_on_change(journal))
     watch_windows(recorder)
     with contextlib.ExitStack() as stack:
         shims: tuple[str, ...] = ()
         if not torch.cuda.is_available():
-            shims = stack.enter_context(host_shims())
+            shims = stack.enter_context(host_shims(*_further_shims(task.scenario)))
         if source.modelled:
             shims = (*shims, CUDA_BRANCHES)
+        if task.device == "cuda" and task.ranks_per_gpu > 1:
+            shims = (*shims, f"{task.ranks_per_gpu} ranks share a GPU: gloo carries their tensors")
         facts = _facts(task, build, source)
+        # Below the hooks, so that these see the build as the overlays have made it.
+        facts |= stack.enter_context(overlaid(task.scenario.overlays, facts))
         stack.enter_context(installed(recorder, build.version, facts))
         stack.enter_context(messages_kept(recorder))
-        for name in task.scenario.overlays:
-            OVERLAYS[name].overlay.check(facts)
         evidence = chosen(task.evidence, task.scenario)
+        if "memory" in evidence:
+            # What the first look at memory sets apart is collected again afterwards.
+            stack.callback(gc.unfreeze)
         proof = Proof(
             kernels=source.kernels,
             provider="none" if task.scenario.level == "scorer" else provider_name,
@@ -114,6 +132,7 @@ def _stage(task: Task, journal: Journal, build: MegatronBuild) -> Iterator[Stage
             overlays=task.scenario.overlays,
             evidence=evidence,
             facts=facts,
+            certified=_certified(source),
         )
         journal.fact(PROOF, proof)
         versions = {name: _text(facts[name]) for name in VERSIONED}
@@ -131,6 +150,18 @@ def _stage(task: Task, journal: Journal, build: MegatronBuild) -> Iterator[Stage
             perturbation=Perturbation(spec=task.scenario.perturb),
             facts=facts,
         )
+
+
+def _further_shims(scenario: Scenario) -> tuple[Shims, ...]:
+    recomputes = scenario.training.recompute != "none"
+    dynamic = scenario.parallel.dynamic_context_parallel
+    return (RECOMPUTE_SHIMS,) * recomputes + (DYNAMIC_CP_SHIMS,) * dynamic
+
+
+def _certified(source: KernelSource) -> str:
+    if not source.modelled:
+        return ""
+    return certified_text(str(source.version), str(source.arch))
 
 
 def _text(value: FactValue) -> str | None:

@@ -29,6 +29,7 @@ PROCESS_KINDS = (
     "mismatched_shape",
     "oom",
     "address_fault",
+    "device_fault",
 )
 """Kinds that end or disturb the rank's process."""
 
@@ -36,6 +37,8 @@ SELECTION_KINDS = (
     "wrong_index",
     "past_limit",
     "neighbour_sequence",
+    "key_on_padding",
+    "next_past_empty",
     "duplicate_index",
     "unfused_path",
     "wrong_value",
@@ -50,9 +53,14 @@ SELECTION_KINDS = (
     "host_read",
     "group_left",
     "config_left",
+    "kept_output",
     "second_launch",
     "second_gradient",
     "chunk_picks",
+    "group_kept",
+    "static_rotary",
+    "stale_layout",
+    "later_selection",
 )
 """Kinds that change the selection, the output or a gradient; the engine applies them."""
 
@@ -60,6 +68,8 @@ _MADE_IN = {
     "wrong_index": Phase.SELECT,
     "past_limit": Phase.SELECT,
     "neighbour_sequence": Phase.SELECT,
+    "key_on_padding": Phase.SELECT,
+    "next_past_empty": Phase.SELECT,
     "duplicate_index": Phase.SELECT,
     "unfused_path": Phase.SCORE,
     "wrong_value": Phase.ATTEND,
@@ -251,6 +261,24 @@ def _address_fault(journal: Journal) -> None:
     )
 
 
+STRAY_WRITE = """
+extern "C" __global__ void planted_stray_write(float* memory) { memory[1LL << 40] = 1.0f; }
+"""
+"""A write 4 TiB behind its tensor, which no address space maps."""
+
+
+def _device_fault(journal: Journal) -> None:
+    import torch
+
+    from harness.production.errors import CapabilityMissingError
+
+    if not torch.cuda.is_available():
+        raise CapabilityMissingError("usable GPU (device_fault is a stray write on one)")
+    kernel = torch.cuda._compile_kernel(STRAY_WRITE, "planted_stray_write")
+    # Found at the end of the phase, as a fault of production's own kernels would be.
+    kernel(grid=(1, 1, 1), block=(1, 1, 1), args=[torch.empty(1, device="cuda")])
+
+
 _ACTIONS: dict[str, Callable[[Journal], None]] = {
     "exception": _exception,
     "sigsegv": _signal_self(signal.SIGSEGV),
@@ -262,4 +290,5 @@ _ACTIONS: dict[str, Callable[[Journal], None]] = {
     "mismatched_shape": _mismatched_shape,
     "oom": _oom,
     "address_fault": _address_fault,
+    "device_fault": _device_fault,
 }

@@ -24,12 +24,17 @@ from harness.record.evidence import (
     WindowEvidence,
 )
 from harness.record.graphs import GraphEvidence
+from harness.record.groups import GroupEvidence
+from harness.record.hook_call import HookCallEvidence
 from harness.record.launches import LaunchEvidence
 from harness.record.memo import MemoEvidence
+from harness.record.memory import MemoryEvidence
 from harness.record.perturb import PerturbEvidence
 from harness.record.rates import verdict_rates
+from harness.record.replay import ReplayEvidence
 from harness.record.result import Attempt, FactValue, Proof, RankOutcome, ScenarioResult
 from harness.record.state import StateEvidence
+from harness.record.timing import TimingEvidence
 from harness.record.transfers import TransferEvidence
 from harness.record.verdict import Outcome, Verdict, primary
 from harness.runtime.collective_order import disagreement
@@ -37,10 +42,20 @@ from harness.runtime.deciding import deciding
 from harness.runtime.first_fault import first_fault
 from harness.runtime.journal import JournalContent
 from harness.runtime.judge_collected import collected_deviations
+from harness.runtime.judge_groups import group_deviations
+from harness.runtime.judge_hooks import hook_deviations
 from harness.runtime.judge_memo import memo_deviations
+from harness.runtime.judge_memory import memory_deviations
 from harness.runtime.judge_path import path_deviations
 from harness.runtime.judge_perturb import perturb_deviations, perturbed_fault, wanted_verdict
-from harness.scenario.known import VERSIONED, EffectiveBuild, matching_rule, rule_holds
+from harness.runtime.judge_replay import replay_deviations
+from harness.scenario.known import (
+    VERSIONED,
+    EffectiveBuild,
+    expectation_missed,
+    matching_rule,
+    rule_holds,
+)
 from harness.scenario.spec import Scenario
 
 PROOF = "proof"
@@ -69,7 +84,9 @@ def judge_attempt(
     values = _all(ValueEvidence, journals)
     memos = _all(MemoEvidence, journals)
     autograd = _all(AutogradEvidence, journals)
-    deviations: tuple[Deviation, ...] = ()
+    groups = _all(GroupEvidence, journals)
+    # Also beside a fault: the groups at its time are often why it came.
+    deviations = group_deviations(groups)
     fault = first_fault(ranks, disagreement(journals))
     fault = perturbed_fault(scenario, fault, ranks, journals)
     missing = _missing_capability(notes)
@@ -79,8 +96,7 @@ def judge_attempt(
     elif missing is not None:
         verdicts.add(Verdict.NOT_RUN)
     else:
-        deviations = _deviations(scenario, journals, memos)
-        verdicts |= {deviation.verdict for deviation in deviations}
+        deviations += _deviations(scenario, journals, memos)
         verdicts |= _selection_verdicts(selections)
         verdicts |= {Verdict.WRONG_VALUE for item in layouts if not item.equal}
         verdicts |= {
@@ -91,6 +107,8 @@ def judge_attempt(
         verdicts |= {Verdict.WRONG_GRADIENT for item in autograd if not item.right}
         verdicts |= _completeness_verdicts(scenario, selections)
         verdicts |= _call_verdicts(scenario, values)
+    if missing is None or fault is not None:
+        verdicts |= {deviation.verdict for deviation in deviations}
     leading = primary(verdicts or {Verdict.PASS})
     return Attempt(
         number=number,
@@ -115,6 +133,11 @@ def judge_attempt(
         launches=_all(LaunchEvidence, journals),
         graphs=_all(GraphEvidence, journals),
         copies=_all(CopyEvidence, journals),
+        timings=_all(TimingEvidence, journals),
+        replays=_all(ReplayEvidence, journals),
+        memory=_all(MemoryEvidence, journals),
+        groups=groups,
+        hook_calls=_all(HookCallEvidence, journals),
         memos=memos,
         perturbations=_all(PerturbEvidence, journals),
         autograd=autograd,
@@ -130,6 +153,9 @@ def _deviations(
     facts = _proof(journals, ()).facts
     found = path_deviations(scenario, journals, facts) + memo_deviations(scenario, memos)
     found += collected_deviations(scenario, journals, facts)
+    found += replay_deviations(scenario, journals)
+    found += memory_deviations(scenario, journals)
+    found += hook_deviations(scenario, journals, facts)
     return found + perturb_deviations(scenario, journals)
 
 
@@ -158,25 +184,35 @@ def _selection_verdicts(selections: tuple[SelectionEvidence, ...]) -> set[Verdic
 def _completeness_verdicts(
     scenario: Scenario, selections: tuple[SelectionEvidence, ...]
 ) -> set[Verdict]:
-    """A pass needs the selection of every logical rank, layer, microbatch and seed."""
+    """A pass needs the selection of every logical rank, layer, microbatch and seed.
+
+    Where ranks have groups, each of them has a selection of its own to show.
+    """
     if scenario.level == "kernel":
         return set()
-    tp_size = scenario.parallel.tensor_model_parallel_size
-    seen = {
-        (s.global_rank % tp_size, s.cp_rank, s.layer, s.microbatch, s.seed)
-        for s in selections
-        if s.stage == "final"
-    }
-    layers = range(1, scenario.model.num_layers + 1) if scenario.level == "model" else (1,)
+    if scenario.level in ("attention", "model"):
+        return _ranks_complete(scenario, selections)
+    seen = {(s.cp_rank, s.microbatch, s.seed) for s in selections if s.stage == "final"}
     for microbatch, spec in enumerate(scenario.microbatches):
-        cp_size = spec.cp or scenario.parallel.context_parallel_size
-        ranks = scenario.logical_cp_ranks if spec.cp is None else range(cp_size)
-        for tp_rank, cp_rank, layer, seed in product(
-            range(tp_size), ranks, layers, scenario.values.seeds
-        ):
-            if (tp_rank, cp_rank, layer, microbatch, seed) not in seen:
+        ranks = scenario.logical_cp_ranks if spec.cp is None else range(spec.cp)
+        for cp_rank, seed in product(ranks, scenario.values.seeds):
+            if (cp_rank, microbatch, seed) not in seen:
                 return {Verdict.HARNESS_ERROR}
     return set()
+
+
+def _ranks_complete(scenario: Scenario, selections: tuple[SelectionEvidence, ...]) -> set[Verdict]:
+    seen = {
+        (s.global_rank, s.layer, s.microbatch, s.seed) for s in selections if s.stage == "final"
+    }
+    layers = range(1, scenario.model.num_layers + 1) if scenario.level == "model" else (1,)
+    due = product(
+        range(scenario.num_ranks),
+        layers,
+        range(len(scenario.microbatches)),
+        scenario.values.seeds,
+    )
+    return set() if seen.issuperset(due) else {Verdict.HARNESS_ERROR}
 
 
 def _call_verdicts(scenario: Scenario, values: tuple[ValueEvidence, ...]) -> set[Verdict]:
@@ -256,9 +292,12 @@ def _outcome(scenario: Scenario, attempt: Attempt) -> tuple[Outcome, str, str]:
         return Outcome.NOT_RUN, str(wanted), f"missing {attempt.missing_capability}"
     rule = matching_rule(scenario.known, effective_build(attempt))
     if rule is None:
-        if attempt.verdict is wanted:
-            return Outcome.EXPECTED, str(wanted), ""
-        return Outcome.UNEXPECTED, str(wanted), _unexpected(attempt)
+        if attempt.verdict is not wanted:
+            return Outcome.UNEXPECTED, str(wanted), _unexpected(attempt)
+        missed = expectation_missed(scenario.expect, attempt)
+        if missed is not None:
+            return Outcome.UNEXPECTED, str(wanted), missed
+        return Outcome.EXPECTED, str(wanted), ""
     expected = f"known: {rule.verdict}" + (f" as {rule.behaviour}" if rule.behaviour else "")
     holds, difference = rule_holds(rule, attempt)
     if holds:

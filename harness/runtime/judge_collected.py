@@ -41,7 +41,8 @@ def _host_reads(
 ) -> Iterator[Deviation]:
     """Waits of the host in each layer, as often as expected or as in the other layers.
 
-    Where the build keeps layout tables, ``equal`` leaves out the first layer, which makes them.
+    Where the build keeps layout tables, ``equal`` leaves out the first layer, which makes them;
+    ``first_layer`` leaves it out everywhere, and allows no wait behind it.
     """
     wanted = scenario.expect.host_reads_per_layer
     if wanted is None:
@@ -54,7 +55,7 @@ def _host_reads(
             text="expect.host_reads_per_layer: no transfer evidence was written",
             global_rank=rank,
         )
-    if wanted == "equal" and keeps:
+    if wanted == "first_layer" or (wanted == "equal" and keeps):
         first = min((record.layer for record in seen), default=0)
         seen = [record for record in seen if record.layer > first]
     for record in seen:
@@ -73,6 +74,8 @@ def _due(wanted: str | int, record: TransferEvidence, seen: list[TransferEvidenc
     """As expected; for ``equal``, as in most layers of the same forward, the lower of a tie."""
     if isinstance(wanted, int):
         return wanted
+    if wanted == "first_layer":
+        return 0
     counts = [
         other.host_reads
         for other in seen

@@ -13,7 +13,8 @@ from harness.runtime.journal import JournalContent
 from harness.scenario.rules.expectations import right_plan
 from harness.scenario.spec import Scenario
 
-_UNFUSED = ("decline", "unfused_bounds")
+UNFUSED = ("decline", "unfused_bounds")
+"""Plans without a fused scorer."""
 _DECLINABLE = ("missing_starts", "missing_ends")
 """Calls broken on purpose that a build may decline: it then scores from bounds of its own."""
 _OWN = {"q": ("q",), "k": ("k",), "w": ("w",)}
@@ -101,12 +102,13 @@ def _of(scenario: Scenario, path: PathEvidence) -> Iterator[tuple[str, str]]:
 
 def _fallback_is_right(scenario: Scenario, path: PathEvidence) -> bool:
     """Whether an unfused scorer is what the scenario, or else its layout, calls for."""
-    if scenario.perturb.fact in _DECLINABLE:
+    if scenario.perturb.fact in _DECLINABLE or scenario.kernels.third_party_hook.hook is not None:
+        # What another party's hook makes of its facts is no matter of the build's path.
         return True
     wanted = scenario.expect.plan
     if wanted is None:
         wanted = right_plan(scenario, scenario.microbatches[path.microbatch]).plan.value
-    return wanted in _UNFUSED
+    return wanted in UNFUSED
 
 
 def _unread_plan(path: PathEvidence, *, has_plan: bool) -> Iterator[str]:

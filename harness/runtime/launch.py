@@ -24,6 +24,8 @@ class Launch:
         keys: Input name to its dimension of all keys in packed order.
         trained: Runs forward and backward on fresh inputs and returns output and gradients by
             name; None where the level does not offer it, or nothing is trained.
+        interrupted: Called behind a forward that an exception ended, before the next; None where
+            nobody looks.
     """
 
     cp_rank: int
@@ -33,6 +35,7 @@ class Launch:
     rows: Mapping[str, int] = field(default_factory=dict)
     keys: Mapping[str, int] = field(default_factory=dict)
     trained: Callable[[Case], Mapping[str, torch.Tensor]] | None = None
+    interrupted: Callable[[], None] | None = None
 
     def only(self, rows: tuple[int, int], keys: tuple[int, int]) -> dict[str, torch.Tensor]:
         """Inputs of some rows and keys, each given as (first, number)."""

@@ -9,6 +9,7 @@ import torch
 
 from harness.evidence.copies import CudaCopies, copy_evidence
 from harness.evidence.run_plants import EVERYWHERE
+from harness.evidence.timing import timing_evidence
 from harness.evidence.transfers import transfer_evidence
 from harness.production import look_alike
 from harness.production.backend import kernels_installed
@@ -23,8 +24,9 @@ from harness.production.transfers import (
 from harness.record.copies import CopyEvidence
 from harness.record.evidence import Evidence
 from harness.record.result import Phase
+from harness.record.timing import TimingEvidence
 from harness.record.transfers import TransferEvidence
-from harness.runtime.cases import Case, site_of
+from harness.runtime.cases import Case, kernels, site_of
 from harness.runtime.engine import Stage
 from harness.runtime.graph_records import graph_record
 from harness.runtime.launch import Launch
@@ -45,6 +47,8 @@ def further_evidence(stage: Stage, case: Case, launch: Launch) -> None:
         evidence += repeat_records(stage, case, launch)
     if "copies" in stage.evidence and case.index == 0:
         evidence += _copies(stage, case)
+    if "timing" in stage.evidence:
+        evidence += _timings(stage, case, launch)
     if {"transfers", "graphs"} & stage.evidence:
         transfers = _transfers(stage, case, launch)
         evidence += transfers
@@ -67,6 +71,27 @@ def _copies(stage: Stage, case: Case) -> list[CopyEvidence]:
             why_not="" if on_gpu else "missing usable GPU",
         )
     )
+
+
+def _timings(stage: Stage, case: Case, launch: Launch) -> list[TimingEvidence]:
+    """Measure the phases of the forward, on a device with its end waited for at each change."""
+    on_gpu = stage.task.device == "cuda"
+    used = "torch" if stage.task.scenario.kernels.dsa_kernel_backend == "none" else "hardware"
+    with _kept_apart(stage.recorder), kernels(stage, case), torch.no_grad():
+        return list(
+            timing_evidence(
+                lambda: launch.forward(case, launch.inputs),
+                stage.recorder,
+                site_of(stage, case, launch.cp_rank),
+                on=stage.task.device,
+                kernels="modelled" if stage.source.modelled else used,
+                synchronize=torch.cuda.synchronize if on_gpu else _no_device,
+            )
+        )
+
+
+def _no_device() -> None:
+    """There is nothing to wait for."""
 
 
 def _transfers(stage: Stage, case: Case, launch: Launch) -> list[TransferEvidence]:

@@ -8,7 +8,6 @@ from dataclasses import replace
 from harness.evidence.memo import memo_evidence
 from harness.evidence.tables import flag_evidence, table_evidence
 from harness.layout import Pack
-from harness.production.probes import build_facts
 from harness.record.evidence import LayoutEvidence
 from harness.record.memo import MemoEvidence
 from harness.reference.site import Site
@@ -30,5 +29,5 @@ def layout_records(stage: Stage, pack: Pack, site: Site) -> Iterator[LayoutEvide
             if calls_it_itself:
                 yield from flag_evidence(recorder, pack, here)
     if "memo" in stage.evidence and not calls_it_itself:
-        has_memo = build_facts(stage.build)["has_layout_memo"]
+        has_memo = bool(stage.facts.get("has_layout_memo"))
         yield memo_evidence(recorder, stage.watched.tables, site, has_memo=has_memo)

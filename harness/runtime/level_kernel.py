@@ -15,7 +15,7 @@ from harness.production.kernel_call import (
     call_indexer_backward,
     call_score_recompute,
 )
-from harness.record.evidence import Evidence, PathEvidence, ValueEvidence
+from harness.record.evidence import Evidence, PathEvidence, SelectionEvidence, ValueEvidence
 from harness.record.result import Phase
 from harness.reference.attention import AttentionReference
 from harness.reference.call_values import (
@@ -25,13 +25,13 @@ from harness.reference.call_values import (
     slot_probabilities,
     target_probabilities,
 )
-from harness.reference.expected import Expected, compare_expected
+from harness.reference.expected import compare_expected
 from harness.reference.tolerances import load_tolerances
 from harness.runtime.cases import Case, begin, cases, kernels, site_of
 from harness.runtime.engine import Stage
+from harness.runtime.level_scoring_call import SCORING_OPERATIONS, Value
 
-Values = Iterator[tuple[str, torch.Tensor, Expected]]
-"""(name, what the kernel returned, what is due)."""
+Values = Iterator[Value]
 
 
 def run_kernel_level(stage: Stage) -> None:
@@ -41,15 +41,23 @@ def run_kernel_level(stage: Stage) -> None:
     assert wrapper is not None, "the file checks ask level kernel for a wrapper"
     for case in cases(scenario):
         begin(stage, case, 0)
-        arguments = call_case(scenario, case.sources, case.spec.sequences[0])
-        stage.journal.phase(Phase.ATTEND)
-        with kernels(stage, case), torch.no_grad():
-            values = list(_OPERATIONS[wrapper](stage, arguments))
+        found: list[Value | SelectionEvidence] = []
+        if wrapper in SCORING_OPERATIONS:
+            with kernels(stage, case), torch.no_grad():
+                found += SCORING_OPERATIONS[wrapper](stage, case)
+        else:
+            arguments = call_case(scenario, case.sources, case.spec.sequences[0])
+            stage.journal.phase(Phase.ATTEND)
+            with kernels(stage, case), torch.no_grad():
+                found += _OPERATIONS[wrapper](stage, arguments)
         stage.journal.phase(Phase.COMPARE)
-        _conclude(stage, case, values)
+        picked = [item for item in found if isinstance(item, SelectionEvidence)]
+        _conclude(stage, case, [item for item in found if isinstance(item, tuple)], picked)
 
 
-def _conclude(stage: Stage, case: Case, values: list[tuple[str, torch.Tensor, Expected]]) -> None:
+def _conclude(
+    stage: Stage, case: Case, values: list[Value], picked: list[SelectionEvidence]
+) -> None:
     site = site_of(stage, case, 0)
     tolerances = load_tolerances()
     found: list[ValueEvidence] = [
@@ -60,7 +68,7 @@ def _conclude(stage: Stage, case: Case, values: list[tuple[str, torch.Tensor, Ex
     ]
     stage.journal.phase(Phase.RECORD)
     evidence: list[Evidence] = [*kernel_calls(stage.recorder, site), _path(stage, case)]
-    for record in (*evidence, *silent_accesses(stage.recorder), *found):
+    for record in (*evidence, *silent_accesses(stage.recorder), *picked, *found):
         stage.journal.evidence(record)
 
 

@@ -11,6 +11,7 @@ import torch
 
 from harness.production.backend import as_production
 from harness.production.config import transformer_config
+from harness.production.inputs import as_given
 from harness.production.scorer import ScorerInputs, run_scorer, scorer_inputs
 from harness.runtime.cases import Case, begin, cases, conclude_case, kernels
 from harness.runtime.engine import Stage
@@ -28,9 +29,9 @@ def run_scorer_level(stage: Stage) -> None:
             inputs = scorer_inputs(scenario.model, case.sources, case.pack, cp_rank)
             seen = replace(
                 inputs,
-                q=as_production(inputs.q, source),
-                k=as_production(inputs.k, source),
-                weights=as_production(inputs.weights, source),
+                q=as_production(as_given(inputs.q, scenario.values), source),
+                k=as_production(as_given(inputs.k, scenario.values), source),
+                weights=as_production(as_given(inputs.weights, scenario.values), source),
             )
             with kernels(stage, case):
                 run_scorer(

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
+from harness.evidence.replay import Replays
 from harness.evidence.trained_call import grad_or_zero
+from harness.production.groups import Groups
 from harness.production.indexer_log import clear_log, logged_loss
 from harness.record.evidence import ValueEvidence
+from harness.record.replay import STEP
 from harness.record.result import Phase
 from harness.reference.expected import Expected, compare_expected, sum_partials
 from harness.reference.site import Site
 from harness.reference.tolerances import load_tolerances
 from harness.reference.values import compare_values
 from harness.runtime.cases import Case, begin, kernels, site_of
-from harness.runtime.model_run import ModelRun, forward_loss
+from harness.runtime.model_run import ModelRun, forward_loss, replayed_backward, write_replays
 
-STEP = "step."
+PREFIX = "step."
 """Stands before the names of values of a step."""
 
 
@@ -48,38 +51,70 @@ def run_step(run: ModelRun, alone: Sequence[Alone]) -> None:
     scenario = run.stage.task.scenario
     if not run.trains or (len(alone) < 2 and scenario.schedule is None):
         return
-    logged = _accumulate(run, [item.case for item in alone])
+    trained = [item for item in alone if not item.case.spec.forward_only]
+    if not trained:
+        return
+    last = run.at(alone[-1].case).groups
+    logged = _accumulate(run, [item.case for item in alone], last)
     run.stage.journal.phase(Phase.COMPARE)
-    site = replace(site_of(run.stage, alone[-1].case, run.groups.cp_rank), layer=0)
-    for record in _compared(run, alone, logged, site):
-        named = replace(record, name=f"{STEP}{record.name}")
+    site = replace(site_of(run.stage, alone[-1].case, last.cp_rank), layer=0)
+    for record in _compared(run, trained, logged, site):
+        named = replace(record, name=f"{PREFIX}{record.name}")
         run.stage.journal.evidence(run.role.named(named))
 
 
-def steps_of(schedule: Sequence[str] | None, count: int) -> list[tuple[str, int]]:
-    """Return (kind, microbatch) in order: the schedule's, or forward of all, then backward."""
+def steps_of(
+    schedule: Sequence[str] | None, count: int, evaluated: Collection[int] = ()
+) -> list[tuple[str, int]]:
+    """Return (kind, microbatch) in order: the schedule's, or forward of all, then backward.
+
+    Args:
+        schedule: Of the scenario, None for none.
+        count: Number of microbatches.
+        evaluated: Those that have no backward.
+    """
     if schedule is not None:
         return [(step[0], int(step[1:])) for step in schedule]
-    return [(kind, index) for kind in "FB" for index in range(count)]
+    return [
+        (kind, index)
+        for kind in "FB"
+        for index in range(count)
+        if kind == "F" or index not in evaluated
+    ]
 
 
-def _accumulate(run: ModelRun, microbatches: list[Case]) -> torch.Tensor:
-    """Run forwards and backwards in order without clearing gradients; return the logged loss."""
+def _accumulate(run: ModelRun, microbatches: list[Case], groups: Groups) -> torch.Tensor:
+    """Run forwards and backwards in order without clearing gradients; return the logged loss.
+
+    Args:
+        run: The run.
+        microbatches: Those of one seed, evaluation steps among them.
+        groups: Of the last one, over which what is logged is reduced.
+    """
     stage = run.stage
     run.model.zero_grad(set_to_none=True)
     clear_log()
+    evaluated = [case.index for case in microbatches if case.spec.forward_only]
     losses: dict[int, torch.Tensor] = {}
+    replays: dict[int, Replays] = {}
     with _kept_dressers(run):
-        for kind, index in steps_of(stage.task.scenario.schedule, len(microbatches)):
+        for kind, index in steps_of(stage.task.scenario.schedule, len(microbatches), evaluated):
             case = microbatches[index]
+            here = run.at(case)
             with kernels(stage, case):
                 if kind == "F":
-                    begin(stage, case, run.groups.cp_rank, planted=run.role.planted)
-                    losses[index] = forward_loss(run, case).loss
+                    begin(stage, case, here.groups.cp_rank, planted=run.role.planted)
+                    with here.mode():
+                        loss = forward_loss(here, case).loss
+                    if here.trains:
+                        losses[index] = loss
+                        replays[index] = Replays(forward=list(stage.recorder.calls))
                 else:
                     stage.journal.phase(Phase.BACKWARD)
-                    losses.pop(index).backward()
-    return logged_loss(run.groups, loss_scale=1.0 / len(microbatches))
+                    replayed_backward(here, losses.pop(index), replays[index])
+                    stage.journal.phase(Phase.COMPARE)
+                    write_replays(here, case, replays.pop(index), scope=STEP)
+    return logged_loss(groups, loss_scale=1.0 / (len(microbatches) - len(evaluated)))
 
 
 @contextlib.contextmanager
@@ -115,6 +150,8 @@ def _compared(
                 full, grad_or_zero(parameter), due, dtype=dtype, tolerances=tolerances
             ).evidence(site)
             yield replace(record, name=f"reference.{full}")
+    if not all(run.logs_own(item.case) for item in alone):
+        return
     mean = torch.stack([item.logged for item in alone]).double().mean()
     bounds = tolerances.of("cp_loss", "fp32")
     yield compare_values(

@@ -10,6 +10,7 @@ from typing import Any, Literal, NoReturn
 from harness.record.verdict import ExitCode
 from harness.runtime.inject import PROCESS_KINDS, SELECTION_KINDS, InjectionError, parse_injection
 from harness.runtime.overrides import OverrideError, parse_overrides
+from harness.runtime.profiler import ProfilerError, parse_profile
 from harness.runtime.sanitizer import TOOLS, SanitizerError, parse_sanitizer
 from harness.runtime.task import ENGINE
 from harness.scenario.collectors import (
@@ -72,6 +73,8 @@ class Options:
         at_most: Attempts after which this start of the run ends without documents, None for all.
         folder_file: File that receives the path of the run folder.
         budget: Seconds after which no further scenario starts, None for no end.
+        ranks_per_gpu: Ranks that share a device; above 1 gloo carries device tensors.
+        profile: Profiler as ``nsys[@RANKS]``, None for none.
     """
 
     scenarios: tuple[str, ...] = ()
@@ -100,6 +103,8 @@ class Options:
     at_most: int | None = None
     folder_file: str | None = None
     budget: int | None = None
+    ranks_per_gpu: int = 1
+    profile: str | None = None
     engine: str = ENGINE
     judge: str = JUDGE
 
@@ -219,6 +224,18 @@ FLAGS = (
         "later, and a race that waiting hides may show.",
     ),
     Flag(
+        names=("--ranks-per-gpu",),
+        metavar="N",
+        help="Let N ranks share each GPU, so that CP 4 or 8 runs on one (default: 1). NCCL takes "
+        "one rank a device, so gloo carries their tensors, and the report says so.",
+    ),
+    Flag(
+        names=("--profile",),
+        metavar="nsys[@RANKS]",
+        help="Run ranks under Nsight Systems, such as nsys@0; for times, not for verdicts. With "
+        "`dsa-harness run` only; implies --isolation none.",
+    ),
+    Flag(
         names=("--sanitizer",),
         metavar="TOOL[@RANKS]",
         help="Run ranks under compute-sanitizer (" + ", ".join(TOOLS) + "), such as memcheck@0,2; "
@@ -307,8 +324,9 @@ def make_options(paths: Sequence[str], values: Mapping[str, Any], prog: str) -> 
         numbers["jobs"] = _number(values["jobs"], "--jobs", problems, or_else=" or auto")
     numbers["at_most"] = _number(values["at_most"], "--at-most", problems)
     numbers["budget"] = _number(values["budget"], "--budget", problems)
+    numbers["ranks_per_gpu"] = _number(values["ranks_per_gpu"], "--ranks-per-gpu", problems)
     numbers["dump_bytes"] = _number(values["dump_bytes"], "--dump-bytes", problems, least=0)
-    problems += _sanitizer_problems(values)
+    problems += _sanitizer_problems(values) + _profile_problems(values)
     for text in values["inject"]:
         try:
             parse_injection(text)
@@ -350,6 +368,24 @@ def _sanitizer_problems(values: Mapping[str, Any]) -> list[str]:
         )
     if values["jobs"] is not None:
         problems.append("--sanitizer: expected no --jobs: attempts run one at a time; leave it out")
+    return problems
+
+
+def _profile_problems(values: Mapping[str, Any]) -> list[str]:
+    if values["profile"] is None:
+        return []
+    try:
+        parse_profile(values["profile"])
+    except ProfilerError as error:
+        return [str(error)]
+    problems = []
+    if values["isolation"] not in (None, "none"):
+        problems.append(
+            f"--profile: expected --isolation none, found {values['isolation']}: the profiler "
+            "watches the worker's own process; leave --isolation out"
+        )
+    if values["sanitizer"] is not None:
+        problems.append("--profile: expected no --sanitizer beside it; run one after the other")
     return problems
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal, cast
 
-from harness.scenario.names import CUDNN_FRONTEND_RELEASES, OVERLAYS
+from harness.scenario.names import CUDNN_FRONTEND_RELEASES, CUDNN_OVERLAYS, OVERLAYS
 from harness.scenario.spec import ModelledKernels, Scenario
 
 Arch = Literal["sm90", "sm100"]
@@ -37,9 +37,14 @@ class Overrides:
 
     def apply(self, scenario: Scenario) -> Scenario:
         """Return the scenario as it shall run."""
-        if scenario.kernels.dsa_kernel_backend != "cudnn":
-            return scenario
-        overlays = (*scenario.overlays, *(o for o in self.overlays if o not in scenario.overlays))
+        if scenario.level == "kernel" and self.overlays:
+            # Nothing of Megatron runs there that an overlay could correct.
+            return replace(self, overlays=()).apply(scenario)
+        cudnn = scenario.kernels.dsa_kernel_backend == "cudnn"
+        wanted = (name for name in self.overlays if cudnn or name not in CUDNN_OVERLAYS)
+        overlays = (*scenario.overlays, *(o for o in wanted if o not in scenario.overlays))
+        if not cudnn:
+            return replace(scenario, overlays=overlays)
         kernels = replace(scenario.kernels, modelled=self._modelled(scenario.kernels.modelled))
         return replace(scenario, overlays=overlays, kernels=kernels)
 

@@ -10,7 +10,7 @@ from typing import Literal, Protocol
 
 from harness.record.codec import dumps
 from harness.record.verdict import ExitCode
-from harness.runtime.inject import for_scenario
+from harness.runtime.inject import InjectionError, for_scenario, parse_injection
 from harness.runtime.limits import PhaseLimits
 from harness.runtime.options import Isolation, Options, UsageError
 from harness.runtime.overrides import parse_overrides
@@ -131,6 +131,8 @@ def plan(
     """
     planned = []
     problems = []
+    # One device serves as many ranks as may share it.
+    num_gpus *= options.ranks_per_gpu
     overrides = parse_overrides(options.modelled, options.overlay)
     for item in loaded:
         scenario = overrides.apply(item.scenario)
@@ -150,22 +152,25 @@ def plan(
                 file=f"{item.file}:{item.line}",
                 num_ranks=due,
                 device="cuda" if on_gpu else "cpu",
-                missing=_missing_gpus(due, world, num_gpus) if short else None,
+                missing=_missing_gpus(due, world, num_gpus, options) if short else None,
                 repeat=options.repeat or scenario.repeat,
             )
         )
     if not problems:
-        problems = _useless_injections(planned, options)
+        problems = _useless_injections(planned, options) + _unreadable_injections(planned)
     if problems:
         raise UsageError(problems)
     return tuple(planned)
 
 
-def _missing_gpus(due: int, world: World, num_gpus: int) -> str:
+def _missing_gpus(due: int, world: World, num_gpus: int, options: Options) -> str:
+    shared = options.ranks_per_gpu
+    due, num_gpus = -(-due // shared), num_gpus // shared
     if world.num_nodes == 1:
-        return f"{due} GPUs on this node, which has {num_gpus}"
+        more = -(-due // num_gpus) * shared
+        return f"{due} GPUs on this node, which has {num_gpus} (--ranks-per-gpu {more} shares them)"
     each = num_gpus // world.num_nodes
-    here = min(due, world.local_world_size)
+    here = min(due, -(-world.local_world_size // shared))
     return f"{here} GPUs on each of {world.num_nodes} nodes, which have {each} each"
 
 
@@ -178,6 +183,18 @@ def _too_few(item: Loaded, due: int, world: World) -> str:
         f"{parallel.tensor_model_parallel_size}), this run has {world.world_size}; start it with "
         f"{flag} {due}, or use level: scorer, where any number of ranks serves"
     )
+
+
+def _unreadable_injections(planned: Sequence[Planned]) -> list[str]:
+    """The file checks know the form of a scenario's own injections, and not all kinds."""
+    problems = []
+    for item in planned:
+        for text in item.scenario.inject:
+            try:
+                parse_injection(text)
+            except InjectionError as error:
+                problems.append(f"{item.file}: inject: {str(error).removeprefix('--inject: ')}")
+    return problems
 
 
 def _useless_injections(planned: Sequence[Planned], options: Options) -> list[str]:
@@ -231,6 +248,7 @@ def make_tasks(
             inject=options.inject,
             evidence=parse_collectors(options.evidence) if options.evidence else (),
             allow_mixed=options.allow_mixed,
+            ranks_per_gpu=options.ranks_per_gpu,
             bare=options.bare,
             core_dumps=options.core_dumps,
             dump_bytes=options.dump_bytes,

@@ -5,14 +5,23 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import torch
 
 from harness.evidence.launches import Launched, launch_evidence, launched
 from harness.layout import rank_segments
 from harness.production.backend import kernels_installed
-from harness.production.recorder import Recorder
-from harness.record.launches import AGAIN, ALONE, CHUNKED, GRAD, LAUNCHES, LaunchEvidence
+from harness.production.recorder import HookCall, Recorder
+from harness.record.launches import (
+    AGAIN,
+    ALONE,
+    CHUNKED,
+    GRAD,
+    INTERRUPTED,
+    LAUNCHES,
+    LaunchEvidence,
+)
 from harness.runtime.cases import Case, kernels, site_of
 from harness.runtime.engine import Stage
 from harness.runtime.launch import Launch
@@ -69,6 +78,8 @@ def _why_not(name: str, stage: Stage, case: Case, launch: Launch) -> str:
         return "only the cuDNN caller has a score budget"
     if name == GRAD and launch.module is None:
         return "level scorer has no gradients"
+    if name == INTERRUPTED and launch.interrupted is None:
+        return "nobody looks at groups here"
     if name != ALONE:
         return ""
     if not case.packed:
@@ -129,6 +140,31 @@ def _chunked(stage: Stage, case: Case, launch: Launch, _first: Layers) -> Layers
     return launched(stage.recorder)
 
 
+class InterruptedForwardError(RuntimeError):
+    """Ends a forward inside attention, on purpose."""
+
+
+def _interrupted(stage: Stage, case: Case, launch: Launch, _first: Layers) -> Layers:
+    """End a forward behind the gather of keys, on every rank alike, and then run it whole."""
+    assert launch.interrupted is not None, "see _why_not"
+
+    def end(_call: HookCall, _result: Any) -> Any:
+        raise InterruptedForwardError("provoked inside attention")
+
+    recorder = stage.recorder
+    planted = recorder.transforms
+    recorder.transforms = {**planted, "bounds": end}
+    try:
+        with kernels(stage, case), torch.no_grad():
+            launch.forward(case, launch.inputs)
+    except InterruptedForwardError:
+        launch.interrupted()
+    finally:
+        recorder.transforms = planted
+    recorder.clear()
+    return _forward(stage, case, launch, grad=stage.task.scenario.training.backward)
+
+
 def _alone(stage: Stage, case: Case, launch: Launch, first: Layers) -> Layers:
     """Run each sequence that has rows, and put their selections together in the pack's order."""
     pack = case.pack
@@ -162,4 +198,10 @@ def _local_rows(case: Case, cp_rank: int, sequence: int) -> tuple[int, int]:
     return segments[0].row_start, sum(segment.q_length for segment in segments)
 
 
-_RUNS: dict[str, Run] = {AGAIN: _again, CHUNKED: _chunked, GRAD: _other_grad, ALONE: _alone}
+_RUNS: dict[str, Run] = {
+    AGAIN: _again,
+    CHUNKED: _chunked,
+    GRAD: _other_grad,
+    ALONE: _alone,
+    INTERRUPTED: _interrupted,
+}

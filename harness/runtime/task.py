@@ -31,6 +31,7 @@ class Task:
         evidence: Words of ``--evidence``.
         inject: Faults as given with ``--inject``; the child applies those meant for its rank.
         allow_mixed: With a GPU, whether missing libraries may be stood in for.
+        ranks_per_gpu: Ranks that share each device of the node.
         bare: With a GPU, not to wait for it at the end of each phase.
         core_dumps: With a GPU, to ask for core dumps of faulting kernels.
         dump_bytes: What a rank may write of the inputs of wrong selections.
@@ -52,6 +53,7 @@ class Task:
     inject: tuple[str, ...] = ()
     evidence: tuple[str, ...] = ()
     allow_mixed: bool = False
+    ranks_per_gpu: int = 1
     bare: bool = False
     core_dumps: bool = False
     dump_bytes: int = 0
@@ -60,6 +62,11 @@ class Task:
     limits: PhaseLimits = field(default_factory=PhaseLimits)
     engine: str = ENGINE
     place: Place = field(default_factory=Place)
+
+    @property
+    def planted(self) -> tuple[str, ...]:
+        """Faults to plant: the scenario's own and those of ``--inject``."""
+        return (*self.scenario.inject, *self.inject)
 
     def _file(self, suffix: str) -> str:
         return str(Path(self.folder) / f"rank{self.global_rank}.{suffix}")

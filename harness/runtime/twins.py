@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from harness.evidence.across import compare_across
 from harness.evidence.case_values import CaseValues, in_packed_order
+from harness.production.dynamic_cp import group_arguments
 from harness.production.groups import Groups, effective_groups, model_parallel
 from harness.production.indexer_log import clear_log, log_nothing, logged_loss
 from harness.production.perturb import Perturbation
@@ -61,7 +62,7 @@ def run_with_twins(stage: Stage, run_cases: Runner) -> None:
     effective = scenario.compare.effective_cp
     role = Role(main=True, judged=True, planted=True, kept=bool(sizes or effective))
     kept: list[tuple[Case, CaseValues]] = []
-    with model_parallel(scenario.parallel) as groups:
+    with model_parallel(scenario.parallel, _own_groups(scenario)) as groups:
         stage.journal.group = groups.collection.cp
         for case, values in run_cases(stage, groups, role):
             if role.kept:
@@ -74,9 +75,15 @@ def run_with_twins(stage: Stage, run_cases: Runner) -> None:
         again = replace(scenario.values, dtype=scenario.compare.dtype)
         twin = replace(scenario, values=again, compare=CompareSpec())
         role = Role(prefix=f"{scenario.compare.dtype}.", judged=True, planted=True)
-        with model_parallel(twin.parallel) as groups:
+        with model_parallel(twin.parallel, _own_groups(twin)) as groups:
             for _ in run_cases(_staged(stage, twin), groups, role):
                 pass
+
+
+def _own_groups(scenario: Scenario) -> dict[str, bool]:
+    """At level ``model`` the build makes the groups of Dynamic CP itself."""
+    asked = scenario.level == "model" and scenario.parallel.dynamic_context_parallel
+    return group_arguments() if asked else {}
 
 
 def twin_at_size(scenario: Scenario, size: int) -> Scenario:

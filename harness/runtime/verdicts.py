@@ -115,5 +115,5 @@ class Verdicts:
         return result
 
     def _injected(self, item: Planned) -> tuple[str, ...]:
-        found = for_scenario(self._inject, item.scenario.id)
+        found = for_scenario((*item.scenario.inject, *self._inject), item.scenario.id)
         return tuple(str(one) for one in found if one.global_rank < item.num_ranks)

@@ -17,9 +17,11 @@ class Watched:
         config: Megatron's configuration.
         tables: Layout tables that were served so far.
         before: State at the beginning of the current case, None where nobody looks.
+        set_apart: Whether looks at memory leave out what was there before the first of them.
     """
 
     module: Any = None
     config: Any = None
     before: Any = None
+    set_apart: bool = False
     tables: TableLedger = field(default_factory=TableLedger)

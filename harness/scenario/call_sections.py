@@ -7,7 +7,12 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from harness.scenario import fields as f
-from harness.scenario.names import KERNEL_WRAPPERS, PERTURBATIONS
+from harness.scenario.names import (
+    HOOK_SIGNATURES,
+    KERNEL_WRAPPERS,
+    PERTURBATIONS,
+    THIRD_PARTY_HOOKS,
+)
 
 _Id = Annotated[int, Field(ge=-(2**31), le=f.INT32_MAX)]
 
@@ -48,8 +53,38 @@ class KernelCall(f.Section):
     """What ids are said to mean, where the release lets one say so."""
     d_index_k: Literal["fresh", "zeroed", "filled"] = "fresh"
     """``indexer_backward``: whether the caller gives the keys' fp32 gradient, and what it holds."""
+    scores: Literal[
+        "normal",
+        "constant",
+        "ascending",
+        "descending",
+        "plateau",
+        "underflow",
+        "few_finite",
+        "nan",
+        "infinite",
+    ] = "normal"
+    """``indexer_top_k``: what it ranks."""
+    above: f.Length = 0
+    """Keys above the ``plateau``, or keys with a score under ``few_finite``."""
+    deterministic: bool = False
+    """``indexer_top_k``: asks for the lower of equal keys where the release can, and calls twice:
+    both have to return the same slots."""
+    position: f.Length = 0
+    """Place of the first row in its sequence, for wrappers that mask causally."""
+    offsets: Literal["none", "given"] = "none"
+    """Whether that place is handed over as ``q_causal_offsets``."""
     edits: list[SlotEdit] = Field(default=[])
     """Entries set by hand."""
+
+
+class ThirdPartyHook(f.Section):
+    """A backend hook of another party that stands before the backend's own."""
+
+    hook: Annotated[str, f.OneOf("backend hook", tuple(THIRD_PARTY_HOOKS))] | None = None
+    """Which hook; none when left out."""
+    signature: Annotated[str, f.OneOf("hook signature", tuple(HOOK_SIGNATURES))] = "exact"
+    """What the dispatcher can learn of it."""
 
 
 class Perturb(f.Section):

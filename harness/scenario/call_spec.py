@@ -12,12 +12,30 @@ KernelWrapper = Literal[
     "indexer_backward",
     "sparse_attention_backward",
     "sparse_attn_score_recompute",
+    "indexer_forward",
+    "indexer_top_k",
+    "indexer_forward_top_k",
+    "dense_attn_score_recompute",
 ]
 Placement = Literal["front", "back"]
 EmptySlots = Literal["minus_one", "zero"]
 Lengths = Literal["none", "selected", "slots"]
 IdMeaning = Literal["default", "local", "global"]
 Buffer = Literal["fresh", "zeroed", "filled"]
+HookName = Literal["run_fused_dsa_attention", "run_fused_qk_topk", "run_fused_qk_topk_with_loss"]
+HookSignature = Literal["exact", "extended", "var_keyword", "positional_only", "opaque", "replaced"]
+CallScores = Literal[
+    "normal",
+    "constant",
+    "ascending",
+    "descending",
+    "plateau",
+    "underflow",
+    "few_finite",
+    "nan",
+    "infinite",
+]
+Offsets = Literal["none", "given"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,6 +71,12 @@ class KernelCallSpec:
         lengths: ``topk_length``: left out, the number of selected keys, or the width of the table.
         ids: Whether ids are said to be local or global, or left to the release's default.
         d_index_k: Whether the caller gives the fp32 gradient of the keys, and what is in it.
+        scores: What ``indexer_top_k`` is given to rank.
+        above: Keys above the plateau of ``scores: plateau``, or finite ones of ``few_finite``.
+        deterministic: Asks ``indexer_top_k`` for the lower key among equal ones, where the release
+            can, calls it twice and holds the two against each other.
+        position: Place of the first row in its sequence, for wrappers that mask causally.
+        offsets: Whether that place is handed over as ``q_causal_offsets``.
         edits: Entries set by hand.
     """
 
@@ -65,6 +89,11 @@ class KernelCallSpec:
     lengths: Lengths = "none"
     ids: IdMeaning = "default"
     d_index_k: Buffer = "fresh"
+    scores: CallScores = "normal"
+    above: int = 0
+    deterministic: bool = False
+    position: int = 0
+    offsets: Offsets = "none"
     edits: tuple[SlotEdit, ...] = ()
 
     def width(self, topk: int) -> int:
@@ -74,6 +103,19 @@ class KernelCallSpec:
     def count(self, topk: int) -> int:
         """Keys that each row selects."""
         return min(self.width(topk), self.keys) if self.selected is None else self.selected
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ThirdPartyHookSpec:
+    """A backend hook of another party that stands before the backend's own.
+
+    Attributes:
+        hook: Which one, None for none.
+        signature: Name in ``harness.scenario.names.HOOK_SIGNATURES``.
+    """
+
+    hook: HookName | None = None
+    signature: HookSignature = "exact"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -28,11 +28,14 @@ COLLECTORS = {
     "memo": Collector(doc="builds and reuses of layout tables", default=True),
     "tables": Collector(doc="layout tables against the harness's own", default=True),
     "state": Collector(doc="what a microbatch left changed", default=True),
+    "groups": Collector(doc="groups that each part went by, and what was put back", default=True),
+    "memory": Collector(doc="bytes held after each microbatch", default=False),
     "live": Collector(doc="tensors alive after each microbatch", default=False),
     "transfers": Collector(doc="host reads and copies between host and device", default=False),
     "graphs": Collector(doc="warnings, blockers and replays of CUDA graphs", default=False),
     "invariance": Collector(doc="equal results of launches that should be equal", default=False),
     "copies": Collector(doc="direct copies of layout tables against pinned ones", default=False),
+    "timing": Collector(doc="seconds in each phase of a forward, with their spread", default=False),
 }
 """Name to collector, in the order of their tables in a report."""
 
@@ -85,7 +88,9 @@ def needed(scenario: Scenario) -> tuple[str, ...]:
     asked = {
         "memo": expect.layout_builds_per_microbatch is not None,
         "transfers": expect.host_reads_per_layer is not None,
+        "memory": expect.memory_per_microbatch is not None,
         "invariance": bool(scenario.compare.launches),
+        "groups": scenario.parallel.dynamic_context_parallel,
         "graphs": scenario.graph.cuda_graph_impl != "none" or expect.graph_warnings is not None,
     }
     return tuple(name for name, is_asked in asked.items() if is_asked)

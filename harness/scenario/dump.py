@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 from dataclasses import MISSING, fields
 from typing import Any
 
@@ -13,16 +15,31 @@ from harness.scenario.spec import Scenario
 def file_form(scenario: Scenario) -> dict[str, Any]:
     """Return the mapping that a scenario file for this scenario holds, defaults left out.
 
-    The id keeps no trace of a matrix: ``family[cp4]`` becomes ``family-cp4``, since brackets are
-    for expanded names.
+    The id keeps no trace of a matrix, see ``plain_id``.
     """
     data = _without_defaults(scenario)
-    data["id"] = scenario.id.replace("[", "-").replace("]", "")
+    data["id"] = plain_id(scenario.id)
     data["model"] = to_jsonable(scenario.model)
     for rule in data.get("known", []):
         if "behaviour" in rule:
             rule["as"] = rule.pop("behaviour")
     return data
+
+
+MAX_ID = 120
+"""Longest id of a scenario file."""
+
+
+def plain_id(name: str) -> str:
+    """Return an id that a file may have: ``family[cp4]`` becomes ``family-cp4``.
+
+    Brackets and the signs between the values of a matrix are for expanded names. One that is too
+    long ends in a short hash instead.
+    """
+    plain = re.sub(r"[^A-Za-z0-9._/-]", "-", name.replace("]", ""))
+    if len(plain) <= MAX_ID:
+        return plain
+    return f"{plain[: MAX_ID - 9]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
 def file_text(scenario: Scenario) -> str:

@@ -126,7 +126,8 @@ Ranks = Annotated[
 ]
 Rows = Annotated[Annotated[Literal["all"], WORD] | Annotated[Size, NUMBER], WORD_OR_NUMBER]
 EqualOrNumber = Annotated[
-    Annotated[Literal["equal"], WORD] | Annotated[int, Field(ge=0), NUMBER], WORD_OR_NUMBER
+    Annotated[Literal["equal", "first_layer"], WORD] | Annotated[int, Field(ge=0), NUMBER],
+    WORD_OR_NUMBER,
 ]
 Release = Annotated[str, OneOf("modelled cudnn-frontend release", CUDNN_FRONTEND_RELEASES)]
 Overlay = Annotated[str, OneOf("overlay", tuple(OVERLAYS))]
@@ -134,5 +135,8 @@ Overlays = Annotated[list[Overlay], AfterValidator(unique)]
 Defect = Annotated[str, OneOf("defect", tuple(DEFECTS))]
 Behaviour = Annotated[str, OneOf("faulty behaviour", tuple(BEHAVIOURS))]
 Arch = Literal["sm90", "sm100"]
+Injection = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*@(0|[1-9][0-9]*):[a-z]+$")]
+"""``KIND@rank:phase``; ``harness.runtime.inject`` knows the kinds."""
+Injections = Annotated[list[Injection], AfterValidator(unique)]
 Step = Annotated[str, Field(pattern=r"^[FB](0|[1-9][0-9]*)$")]
 """``F`` or ``B`` and the index of a microbatch."""

@@ -5,6 +5,7 @@ Standard library and ``packaging`` only, so that the rank leader can judge outco
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -14,7 +15,7 @@ from packaging.version import InvalidVersion, Version
 from harness.record.evidence import SHARED_PLAN, BehaviourEvidence
 from harness.record.result import Attempt, FactValue
 from harness.record.verdict import Verdict
-from harness.scenario.spec import KnownRule
+from harness.scenario.spec import ExpectSpec, KnownRule
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,6 +73,9 @@ FACTS = {
     ),
     "refuses_missing_bounds": Fact(
         values=_YES_NO, doc="The build refuses a scoring call with starts or ends alone."
+    ),
+    "offers_layout_facts": Fact(
+        values=_YES_NO, doc="The dispatcher offers backend hooks facts of a pack whatever CP is."
     ),
 }
 """Probed fact names that ``known`` rules may ask for."""
@@ -185,6 +189,7 @@ class Observed:
         wrong_tables: Layout tables that differ.
         kernel: Kernel of the address fault, if there is one.
         exception: Qualified class name of the exception of the first faulty rank.
+        text: Text of that exception.
     """
 
     verdict: Verdict
@@ -196,6 +201,7 @@ class Observed:
     phase: str | None = None
     kernel: str | None = None
     exception: str | None = None
+    text: str = ""
 
 
 def observe(attempt: Attempt) -> Observed:
@@ -221,6 +227,7 @@ def observe(attempt: Attempt) -> Observed:
         phase=None if fault is None or fault.phase is None else str(fault.phase),
         kernel=None if address is None else address.kernel,
         exception=None if raised is None else raised.type,
+        text="" if raised is None else raised.text,
     )
 
 
@@ -260,6 +267,11 @@ def mismatch(rule: KnownRule, observed: Observed) -> str | None:
     ):
         if names and set(names) != wrong:
             return f"the rule says that {_listed(names)} are wrong, the run showed {_listed(wrong)}"
+    if rule.deviations and set(rule.deviations) != observed.deviations:
+        return (
+            f"the rule says deviations {_listed(rule.deviations)}, the run showed "
+            f"{_listed(observed.deviations)}"
+        )
     for what, wanted, seen in (
         ("plan", rule.plan, observed.plans),
         ("deviation", rule.deviation, observed.deviations),
@@ -274,7 +286,39 @@ def mismatch(rule: KnownRule, observed: Observed) -> str | None:
     for what, wanted, found in pairs:
         if wanted is not None and wanted != found:
             return f"the rule says {what} {wanted}, the run showed {found or 'none'}"
-    return None
+    missing = facts_missing(rule.text_has, observed.text)
+    return f"the rule says that {missing}" if missing else None
+
+
+def expectation_missed(expect: ExpectSpec, attempt: Attempt) -> str | None:
+    """Say why a run that ended in the expected verdict did not do so in the expected words.
+
+    Returns:
+        None when exception and text are as expected, else one sentence.
+    """
+    observed = observe(attempt)
+    found = _as_written(observed.exception, expect.exception)
+    if expect.exception is not None and found != expect.exception:
+        return f"expected exception {expect.exception}, the run showed {found or 'none'}"
+    missing = facts_missing(expect.text_has, observed.text)
+    return f"expected that {missing}" if missing else None
+
+
+def facts_missing(facts: Iterable[str], text: str) -> str | None:
+    """Say which facts an exception's text lacks; a number counts only where it stands alone.
+
+    >>> facts_missing(["seq_len=61"], "got seq_len=610")
+    "the text says seq_len=61; it says: got seq_len=610"
+    """
+    missing = [fact for fact in facts if not _says(text, fact)]
+    if not missing:
+        return None
+    return f"the text says {' and '.join(missing)}; it says: {text.strip() or 'nothing'}"
+
+
+def _says(text: str, fact: str) -> bool:
+    # The borders keep 61 from being found in 610, 161 and 61.5.
+    return re.search(rf"(?<![\w.]){re.escape(fact)}(?!\w|\.\d)", text) is not None
 
 
 def _listed(found: Iterable[str]) -> str:

@@ -32,6 +32,7 @@ _WHOLE: dict[str, Any] = {
     "model": f.Word,
     "level": s.Level,
     "overlays": f.Overlays,
+    "inject": f.Injections,
     "microbatches": s.Microbatches,
     "schedule": s.Schedule,
 }

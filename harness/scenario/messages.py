@@ -36,6 +36,7 @@ _BOUNDS = {
 _PATTERNS = {
     "id": "words of letters, digits, '.', '_' and '-', with '/' between them",
     "schedule": "F or B and the index of a microbatch, such as F0 or B1",
+    "inject": "KIND@rank:phase, such as past_limit@1:select",
     "link": "a link that starts with http:// or https://",
     "source": "a link that starts with http:// or https://",
     "summary": "one line of text",

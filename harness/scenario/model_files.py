@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,6 +36,7 @@ class ModelLibrary:
     folder: Path = MODELS_DIR
     problems: list[Problem] = field(default_factory=list)
     _read: dict[str, ModelSpec | None] = field(default_factory=dict)
+    _resolved: dict[str, ModelSpec] = field(default_factory=dict)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -90,6 +92,12 @@ class ModelLibrary:
         Raises:
             ModelChoiceError: from ``get``.
         """
+        key = json.dumps([choice, changes])
+        if key not in self._resolved:
+            self._resolved[key] = self._resolve(choice, changes)
+        return self._resolved[key]
+
+    def _resolve(self, choice: str | Mapping[str, Any], changes: Mapping[str, Any]) -> ModelSpec:
         given = {"base": choice} if isinstance(choice, str) else dict(choice)
         base_name, name = given.pop("base", None), given.pop("name", None)
         base = ModelSpec(name="inline") if base_name is None else self.get(base_name)

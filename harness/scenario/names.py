@@ -25,8 +25,15 @@ CUDNN_FRONTEND_RELEASES = (
 
 OVERLAYS = {
     "causal_offsets": "hands the scoring kernel the causal offset of each zigzag segment",
+    "layout_memo": "makes layout tables on the host, once for each microbatch",
+    "scoring_plan": "decides the scorer of a call from its layout, with a reason",
+    "effective_group": "computes a microbatch on its own context-parallel group",
+    "graph_warnings": "warns of packed DSA with CP under CUDA graphs",
 }
 """Corrections or perturbations that a scenario can switch on."""
+
+CUDNN_OVERLAYS = ("causal_offsets", "scoring_plan")
+"""Overlays of what only runs with the backend ``cudnn``."""
 
 DEFECTS = {
     "d311": "32-bit offsets of the top-k scratch wrap around",
@@ -54,6 +61,13 @@ DEFECTS = {
     "d877": "attention backward on sm100 does not mask invalid ids and statistics",
     "d433": "attention backward on sm100 hangs on empty rows",
     "d298": "attention backward drops dkv of slots past the number of keys",
+    "tie_cap": "top-k keeps at most 1024 keys that tie at the cut",
+    "candidate_cap": "top-k holds the lowest 4096 keys of the bucket of the cut",
+    "nan_ids": "top-k of a row with a NaN returns uninitialised ids",
+    "zero_scores": "scores are zero everywhere",
+    "rounded_width": "top-k reads columns up to the next power of two",
+    "over_limit": "top-k ranks one key past a row's length",
+    "fixed_width": "top-k takes no width but 2048",
     "lse_over_read": "attention backward reads past its statistics",
 }
 """Known defects that the kernel models can show; ``harness.kernels.defects`` has their reports."""
@@ -62,8 +76,14 @@ KERNEL_WRAPPERS = {
     "indexer_backward": "gradients of the indexer over its selected keys",
     "sparse_attention_backward": "gradients of sparse attention over the selected keys",
     "sparse_attn_score_recompute": "attention probabilities over the selected keys",
+    "indexer_forward": "indexer scores of every row over all keys, masked causally",
+    "indexer_top_k": "the best keys of each row of a score table",
+    "indexer_forward_top_k": "both in one launch, without the score table",
+    "dense_attn_score_recompute": "attention mass of every key, summed over heads, masked causally",
 }
 """Wrappers that level ``kernel`` calls on their own."""
+TABLE_WRAPPERS = ("indexer_backward", "sparse_attention_backward", "sparse_attn_score_recompute")
+"""Of these, the ones that are given a table of ids."""
 
 PERTURBATIONS = {
     "device": "the indexer's keys are on another device than its queries",
@@ -76,6 +96,35 @@ PERTURBATIONS = {
     "missing_ends": "the rows' last keys are missing, their first ones are there",
 }
 """Facts of the production call that ``perturb`` can break."""
+
+BOUNDARIES = {
+    "own": "each list is a tensor of its own",
+    "shared": "the lists of the keys are those of the queries, the same objects",
+    "one": "real and padded lists of queries and keys are all one object",
+    "real_only": "there are no padded lists: the real ones stand in for them",
+    "query_only": "there are no lists of the keys: those of the queries stand in for them",
+    "strided": "each list is every other element of a wider tensor",
+    "int64": "each list is of 64-bit integers",
+}
+"""Ways to hand over the lists of boundaries."""
+
+THIRD_PARTY_HOOKS = {
+    "run_fused_dsa_attention": "indexer and attention in one",
+    "run_fused_qk_topk": "scores and top-k",
+    "run_fused_qk_topk_with_loss": "scores, top-k and the sparse indexer loss",
+}
+"""Backend hooks that a third party may stand before."""
+
+HOOK_SIGNATURES = {
+    "exact": "the keywords of the released hook, and no other",
+    "extended": "the released keywords, and the optional facts by name",
+    "var_keyword": "any keyword (`**kwargs`)",
+    "positional_only": "the optional facts by position only, so that no keyword reaches them",
+    "opaque": "no signature to be had, as of a builtin",
+    "replaced": "a new callable object for every microbatch, `var_keyword` and `exact` by turns, "
+    "each with the id of the one before, which is dead",
+}
+"""Signatures of a third party's hook."""
 
 BEHAVIOURS = {
     "chunk_local_window": "each local chunk sees only the first keys of its sequence, as many as "

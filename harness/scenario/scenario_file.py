@@ -38,6 +38,7 @@ class ScenarioSource:
         sections: Top-level keys as JSON-ready data, faulty parts left out.
         unusable: Paths that rules must not look at, see ``reading``.
         scenarios: One for each combination of the matrix; to be used only without errors.
+        base: The sections as a scenario, before any combination; None until one is asked for.
     """
 
     path: Path
@@ -46,6 +47,7 @@ class ScenarioSource:
     sections: dict[str, Any] = field(default_factory=dict)
     unusable: set[NodePath] = field(default_factory=set)
     scenarios: list[Scenario] = field(default_factory=list)
+    base: Scenario | None = None
 
     @property
     def family(self) -> str | None:
@@ -130,12 +132,29 @@ def _resolve(source: ScenarioSource, combination: Combination, library: ModelLib
     others = (o for o in usable if o.path[0] != "model")
     sections = {**_PLACEHOLDERS, **override_sections(source.sections, others)}
     sections["id"] += suffix(combination)
-    # Every section here has been validated, so that decoding cannot fail.
-    scenario = from_jsonable(Scenario, {**sections, "model": {"name": model.name}})
-    scenario = replace(scenario, model=model)
+    scenario = replace(_decoded(source, sections), model=model)
     source.problems += _broken_rules(source, scenario, combination, unusable)
     if not unusable:
         source.scenarios.append(scenario)
+
+
+def _decoded(source: ScenarioSource, sections: dict[str, Any]) -> Scenario:
+    """Return sections as a scenario, whose model is set by the caller.
+
+    Combinations of a matrix differ in a few sections: the others are decoded once for the file.
+    """
+    # Every section here has been validated, so that decoding cannot fail.
+    bare = {**_PLACEHOLDERS, "model": {"name": "unknown"}}
+    if source.base is None:
+        source.base = from_jsonable(Scenario, {**bare, **_without_model(source.sections)})
+    written = source.sections
+    changed = {key: v for key, v in _without_model(sections).items() if v is not written.get(key)}
+    own = from_jsonable(Scenario, {**bare, **changed})
+    return replace(source.base, **{key: getattr(own, key) for key in changed})
+
+
+def _without_model(sections: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in sections.items() if key != "model"}
 
 
 def _model(source: ScenarioSource, overrides: Combination, library: ModelLibrary) -> ModelSpec:

@@ -9,6 +9,7 @@ from pydantic import AfterValidator, BaseModel, Discriminator, Field, Tag, TypeA
 
 from harness.scenario import call_sections as c
 from harness.scenario import fields as f
+from harness.scenario import search_sections
 from harness.scenario import sections as s
 from harness.scenario.matrix_schema import Matrix
 
@@ -66,6 +67,9 @@ class ScenarioFile(f.Section):
     known: list[s.Known] = Field(default=[])
     published: list[s.Published] = Field(default=[])
     limits: s.Limits = s.Limits()
+    inject: f.Injections = Field(default=[])
+    """Faults to plant, as with ``--inject``: a faulty twin of another scenario."""
+    search: search_sections.Search = search_sections.Search()
     repeat: Annotated[int, Field(ge=1, le=1000)] = 1
     """Attempts, for what comes and goes; all are kept, and the worst decides."""
 

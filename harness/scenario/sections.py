@@ -14,8 +14,10 @@ from pydantic import AfterValidator, Field, create_model
 from harness.record.deviation import DeviationKind
 from harness.record.result import Phase
 from harness.record.verdict import Verdict
+from harness.scenario import call_sections as c
 from harness.scenario import fields as f
 from harness.scenario.known import FACTS
+from harness.scenario.names import BOUNDARIES
 
 
 class ModelFields(f.Section):
@@ -85,6 +87,7 @@ class Kernels(f.Section):
     modelled: Modelled = Modelled()
     score_chunk_bytes: f.Size | None = None
     """Lowers the caller's score budget, so that one half spans several row chunks."""
+    third_party_hook: c.ThirdPartyHook = c.ThirdPartyHook()
 
 
 class Parallel(f.Section):
@@ -120,6 +123,16 @@ class Microbatch(f.Section):
     qkv_format: Literal["thd", "sbhd"] = "thd"
     real_token_mask_q: bool = False
     """Hands Megatron the mask of real rows, so that padding counts in no loss."""
+    boundaries: Annotated[str, f.OneOf("way to hand over boundaries", tuple(BOUNDARIES))] = "own"
+    """How the lists of boundaries are handed over: aliases, views, types."""
+    cp_group: Literal["real", "none"] = "real"
+    """What a microbatch of effective CP size 1 is given: ``real``: a group of one rank; ``none``:
+    no group."""
+    beside: list[Annotated[list[f.Length], Field(min_length=1)]] = Field(default=[])
+    """Sequences of the other parts of the ranks, which run side by side under Dynamic CP; left
+    out, every part runs ``sequences``."""
+    forward_only: bool = False
+    """An evaluation step between training steps: no gradients and no backward."""
 
 
 Level = Literal["scorer", "attention", "model", "kernel"]
@@ -136,6 +149,11 @@ class Values(f.Section):
     scores: Literal["normal", "ties", "integers", "underflow"] = "normal"
     """``integers`` are exact in bf16, so that the margin of the comparison is zero."""
     dtype: Literal["bf16", "fp32"] = "bf16"
+    strided: bool = False
+    """Generated tensors are views of wider ones, twice as far apart in every dimension."""
+
+
+RecomputeModule = Literal["core_attn", "mla_up_proj", "layernorm", "mlp"]
 
 
 class Training(f.Section):
@@ -147,6 +165,14 @@ class Training(f.Section):
     calculate_per_token_loss: bool = False
     recompute: Literal["none", "selective", "full"] = "none"
     """Megatron's ``recompute_granularity``."""
+    recompute_modules: Annotated[list[RecomputeModule], AfterValidator(f.unique)] = Field(
+        default=["core_attn"]
+    )
+    """What ``selective`` computes again in backward."""
+    recompute_method: Literal["uniform", "block"] = "uniform"
+    """How ``full`` divides the layers."""
+    recompute_num_layers: f.Size = 1
+    """Layers of a uniform chunk, or of the block."""
 
 
 GraphModule = Literal["attn", "mlp", "moe", "moe_router", "moe_preprocess", "mamba"]
@@ -184,11 +210,11 @@ class Compare(f.Section):
     dtype: Literal["fp32"] | None = None
     """``fp32``: everything runs again in fp32 and is judged by the bounds of fp32."""
     launches: Annotated[
-        list[Literal["again", "chunked", "grad", "alone"]], AfterValidator(f.unique)
+        list[Literal["again", "chunked", "grad", "alone", "interrupted"]], AfterValidator(f.unique)
     ] = Field(default=[])
     """Further launches that have to select the same keys: ``again`` as it was, ``chunked`` in
     several row chunks, ``grad`` with gradients the other way round, ``alone`` each sequence by
-    itself."""
+    itself, ``interrupted`` behind a forward that an exception inside attention ended."""
 
 
 PlanName = Literal["plain_causal", "packed_single", "packed_thd", "unfused_bounds", "decline"]
@@ -199,6 +225,10 @@ class Expect(f.Section):
     """What a right build shows; what is left out is not checked."""
 
     verdict: VerdictName = Verdict.PASS
+    exception: f.Line | None = None
+    """Class name of the exception, where one ends the run."""
+    text_has: Annotated[list[f.Line], AfterValidator(f.unique)] = Field(default=[])
+    """Facts that the exception's text has to hold, such as numbers."""
     plan: PlanName | None = None
     """Scoring plan that has to be taken."""
     layout_builds_per_microbatch: Annotated[int, Field(ge=0)] | None = None
@@ -209,6 +239,8 @@ class Expect(f.Section):
     """Times one layer's forward makes the host wait for a value or a size; ``equal``: as often in
     every layer."""
     graph_warnings: Annotated[int, Field(ge=0)] | None = None
+    memory_per_microbatch: Annotated[int, Field(ge=0)] | None = None
+    """Most bytes by which what a rank holds may grow for each microbatch."""
     """Warnings of packed DSA under CUDA graphs that the construction gives."""
     kernel_calls: dict[f.Word, Annotated[int, Field(ge=0)]] = Field(default={})
     """Kernel or hook name to the number of calls of one forward on one rank."""
@@ -268,12 +300,16 @@ class Known(f.Section):
     """Plan that every layer takes."""
     deviation: DeviationKind | None = None
     """Kind of the only deviations of path or layout memo."""
+    deviations: Annotated[list[DeviationKind], AfterValidator(f.unique)] = Field(default=[])
+    """Kinds of exactly those deviations, where they are of several."""
     tables: Annotated[list[f.Line], AfterValidator(f.unique)] = Field(default=[])
     """Exactly those layout tables that differ."""
     phase: Annotated[Phase, Field(strict=False)] | None = None
     kernel: f.Line | None = None
     exception: f.Line | None = None
     """Class name of the exception."""
+    text_has: Annotated[list[f.Line], AfterValidator(f.unique)] = Field(default=[])
+    """Facts that the exception's text has to hold, such as numbers."""
     link: f.Link
     """Public report of the defect."""
 

@@ -12,7 +12,8 @@ from typing import Literal
 
 from harness.record.codec import dumps, to_jsonable
 from harness.record.verdict import Verdict
-from harness.scenario.call_spec import KernelCallSpec, PerturbSpec
+from harness.scenario.call_spec import KernelCallSpec, PerturbSpec, ThirdPartyHookSpec
+from harness.scenario.search_spec import SearchSpec
 
 Level = Literal["scorer", "attention", "model", "kernel"]
 Backend = Literal["none", "cudnn", "tilelang"]
@@ -21,6 +22,7 @@ KeyPositions = Literal["derived", "explicit"]
 PlanName = Literal["plain_causal", "packed_single", "packed_thd", "unfused_bounds", "decline"]
 QkvFormat = Literal["thd", "sbhd"]
 ScoreKind = Literal["normal", "ties", "integers", "underflow"]
+Boundaries = Literal["own", "shared", "one", "real_only", "query_only", "strided", "int64"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,6 +87,7 @@ class KernelsSpec:
     source: KernelSource = "auto"
     modelled: ModelledKernels = field(default_factory=ModelledKernels)
     score_chunk_bytes: int | None = None
+    third_party_hook: ThirdPartyHookSpec = field(default_factory=ThirdPartyHookSpec)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,6 +116,13 @@ class MicrobatchSpec:
         cp: Effective CP size, None for the configured one.
         key_positions: ``explicit`` hands the scorer custom key positions, which must be declined.
         real_token_mask_q: Hands Megatron the mask of real rows, so that padding counts in no loss.
+        boundaries: How the lists of boundaries are handed over: each a tensor of its own, or
+            aliases, views and types of ``harness.scenario.names.BOUNDARIES``.
+        cp_group: ``none`` gives a microbatch of effective size 1 no group at all, ``real`` a group
+            of one rank.
+        beside: Sequences of the other parts of the ranks that run side by side with this one's;
+            empty: every part runs ``sequences``.
+        forward_only: An evaluation step between training steps: no gradients, no backward.
     """
 
     sequences: tuple[int, ...]
@@ -124,6 +134,10 @@ class MicrobatchSpec:
     key_positions: KeyPositions = "derived"
     qkv_format: QkvFormat = "thd"
     real_token_mask_q: bool = False
+    boundaries: Boundaries = "own"
+    cp_group: Literal["real", "none"] = "real"
+    beside: tuple[tuple[int, ...], ...] = ()
+    forward_only: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -134,22 +148,34 @@ class ValuesSpec:
         scores: ``normal``: standard normal inputs. ``ties``: few distinct values, so that many
             scores are equal. ``integers``: small integers, exact in bf16, so that the reference
             margin is zero. ``underflow``: large negative weights, scores below the fp16 minimum.
+        strided: Generated tensors are views of wider ones, so that no dimension is dense.
     """
 
     seeds: tuple[int, ...] = (0,)
     scores: ScoreKind = "normal"
     dtype: Literal["bf16", "fp32"] = "bf16"
+    strided: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingSpec:
-    """Loss and recomputation."""
+    """Loss and recomputation.
+
+    Attributes:
+        recompute: Megatron's ``recompute_granularity``.
+        recompute_modules: What ``selective`` computes again.
+        recompute_method: How ``full`` divides the layers: ``uniform`` chunks of
+            ``recompute_num_layers``, or a ``block`` of so many single layers.
+    """
 
     backward: bool = False
     dsa_indexer_loss_coeff: float = 0.0
     dsa_indexer_use_sparse_loss: bool = False
     calculate_per_token_loss: bool = False
     recompute: Literal["none", "selective", "full"] = "none"
+    recompute_modules: tuple[str, ...] = ("core_attn",)
+    recompute_method: Literal["uniform", "block"] = "uniform"
+    recompute_num_layers: int = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -189,14 +215,22 @@ class CompareSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExpectSpec:
-    """What a right build shows; None fields are not checked."""
+    """What a right build shows; None fields are not checked.
+
+    Attributes:
+        exception: Class name of the exception that the first faulty rank raises.
+        text_has: Facts that the exception's text has to hold, such as ``seq_len=61``.
+    """
 
     verdict: Verdict = Verdict.PASS
+    exception: str | None = None
+    text_has: tuple[str, ...] = ()
     plan: PlanName | None = None
     layout_builds_per_microbatch: int | None = None
     diagnostics: int | None = None
-    host_reads_per_layer: Literal["equal"] | int | None = None
+    host_reads_per_layer: Literal["equal", "first_layer"] | int | None = None
     graph_warnings: int | None = None
+    memory_per_microbatch: int | None = None
     kernel_calls: dict[str, int] = field(default_factory=dict)
 
 
@@ -213,7 +247,9 @@ class KnownRule:
         values: Names of exactly those values that are beyond their tolerance.
         plan: Canonical plan that every layer takes.
         deviation: Kind of the only deviations of path or layout memo.
+        deviations: Kinds of exactly those deviations, where they are of several.
         tables: Names of exactly those layout tables that differ.
+        text_has: Facts that the exception's text has to hold.
     """
 
     when: dict[str, bool | str | tuple[str, ...]]
@@ -222,10 +258,12 @@ class KnownRule:
     values: tuple[str, ...] = ()
     plan: PlanName | None = None
     deviation: str | None = None
+    deviations: tuple[str, ...] = ()
     tables: tuple[str, ...] = ()
     phase: str | None = None
     kernel: str | None = None
     exception: str | None = None
+    text_has: tuple[str, ...] = ()
     link: str = ""
 
 
@@ -277,6 +315,8 @@ class Scenario:
     known: tuple[KnownRule, ...] = ()
     published: tuple[Published, ...] = ()
     limits: LimitsSpec = field(default_factory=LimitsSpec)
+    inject: tuple[str, ...] = ()
+    search: SearchSpec = field(default_factory=SearchSpec)
     repeat: int = 1
 
     @property
@@ -304,5 +344,5 @@ class Scenario:
         return hashlib.sha256(dumps(run).encode()).hexdigest()[:12]
 
 
-_SAID = ("expect", "known", "published", "summary", "source", "tags", "repeat")
+_SAID = ("expect", "known", "published", "summary", "source", "tags", "search", "repeat")
 """Keys of a scenario that change nothing of what is run."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from harness.layout import Pack, rank_segments, released_plan_0192, valid_rows
 from harness.scenario.memory import MemoryEstimate, estimate
-from harness.scenario.names import TOP_K_MAX
+from harness.scenario.names import TABLE_WRAPPERS, TOP_K_MAX
 from harness.scenario.rules.expectations import loss_mode, right_plan
 from harness.scenario.rules.finding import effective_cp
 from harness.scenario.rules.lengths import build_pack
@@ -136,11 +136,13 @@ def _ranks(scenario: Scenario, pack: Pack) -> tuple[RankPlan, ...]:
 def _notes(scenario: Scenario) -> Iterator[str]:
     if scenario.level == "kernel":
         call = scenario.kernel_call
+        topk = scenario.model.dsa_indexer_topk
+        table = f"{call.width(topk)} slots, {call.count(topk)} keys selected by each row"
+        if call.wrapper not in TABLE_WRAPPERS:
+            table = f"{topk} keys due to each row at most"
         yield (
-            f"{call.wrapper} is called on its own: {call.keys} keys, "
-            f"{call.width(scenario.model.dsa_indexer_topk)} slots, "
-            f"{call.count(scenario.model.dsa_indexer_topk)} keys selected by each row; the plan "
-            "and the memory of a whole forward do not apply"
+            f"{call.wrapper} is called on its own: {call.keys} keys, {table}; the plan and the "
+            "memory of a whole forward do not apply"
         )
         return
     topk = scenario.model.dsa_indexer_topk

@@ -25,6 +25,7 @@ class Topic(enum.StrEnum):
     OVERLAP = "overlap"
     VALUES = "values"
     MEMO = "memo"
+    WAITS = "waits"
     CALLS = "calls"
     WARNINGS = "warnings"
     MEMORY = "memory"
@@ -85,7 +86,7 @@ def digest(result: ScenarioResult) -> Digest:
         (Topic.VERDICT, "secondary"): ", ".join(map(str, attempt.secondary)) or "none",
         (Topic.KERNELS, "origin"): kernels_text(attempt.proof),
     }
-    for part in (_fault, _paths, _overlaps, _values, _memo, _calls, _warnings):
+    for part in (_fault, _paths, _overlaps, _values, _memo, _waits, _calls, _warnings):
         exact.update(part(attempt))
     return Digest(exact=exact, measured=_measured(attempt))
 
@@ -153,6 +154,15 @@ def _memo(attempt: Attempt) -> Exact:
         name = f"microbatch {item.microbatch}"
         counts.setdefault(name, set()).add(f"{item.builds} built, {item.reuses} reused")
     return {(Topic.MEMO, name): _joined(texts) for name, texts in counts.items()}
+
+
+def _waits(attempt: Attempt) -> Exact:
+    """How often each layer's forward makes the host wait for the device."""
+    counts: dict[str, set[str]] = {}
+    for item in attempt.transfers:
+        name = f"microbatch {item.microbatch}, layer {item.layer}"
+        counts.setdefault(name, set()).add(f"{item.host_reads} waits of the host")
+    return {(Topic.WAITS, name): _joined(texts) for name, texts in counts.items()}
 
 
 def _calls(attempt: Attempt) -> Exact:

@@ -8,6 +8,7 @@ import torch
 from harness.evidence.plants import PLANTS, plant
 from harness.layout import pack_sequences
 from harness.production.recorder import Recorder
+from harness.reference.marks import Mark, sort_slots
 from harness.reference.operands import Operands
 from harness.reference.rows import rows_of_rank
 from harness.reference.scores import exact_scores
@@ -56,6 +57,74 @@ def test_plant_shows_under_its_own_count(case, kind, count):
     PLANTS[kind](changed, table)
     assert int((changed != picks).any(dim=1).sum()) == 1
     assert int(judge(changed, operands, table).of(count).sum()) == 1
+
+
+def picks_of_first_keys(pack, cp_rank):
+    """Every row picks the first keys it may see, padding rows too; healthy in bounds."""
+    table = rows_of_rank(pack, cp_rank)
+    slots = torch.arange(TOPK).expand(len(table), TOPK)
+    return torch.where(slots < table.limits[:, None], slots + table.starts[:, None], -1), table
+
+
+def marks_of(picks, table):
+    slots = sort_slots(picks, table)
+    return {row: mark for row in range(len(table)) if (mark := int(slots.marks[row].max())) > 0}
+
+
+@pytest.mark.parametrize(
+    ("pack", "cp_rank", "tail"),
+    [
+        (pack_sequences([3, 2], cp_size=2), 0, False),
+        (pack_sequences([30, 14], cp_size=2), 0, False),
+        (pack_sequences([16, 16], cp_size=2, tail_padding=4), 1, True),
+        (pack_sequences([16], cp_size=2, tail_padding=4), 0, True),
+    ],
+)
+def test_a_padding_row_is_given_a_key_of_another_sequence(pack, cp_rank, tail):
+    picks, table = picks_of_first_keys(pack, cp_rank)
+    assert Mark.FOREIGN not in marks_of(picks, table).values()
+    changed = picks.clone()
+    PLANTS["key_on_padding"](changed, table)
+    (row,) = (changed != picks).any(dim=1).nonzero().flatten().tolist()
+    assert not bool(table.valid[row])
+    assert (int(table.sequence[row]) < 0) is tail
+    assert int((sort_slots(changed, table).marks == Mark.FOREIGN).sum()) == 1
+
+
+@pytest.mark.parametrize(
+    ("lengths", "before", "behind"),
+    [([16, 0, 12], 0, 2), ([0, 8, 0, 0, 16], 1, 4), ([8, 24, 0, 12, 8], 1, 3)],
+)
+def test_the_sequence_before_an_empty_entry_is_given_the_first_key_behind_it(
+    lengths, before, behind
+):
+    pack = pack_sequences(lengths, cp_size=2)
+    picks, table = picks_of_first_keys(pack, 1)
+    changed = picks.clone()
+    PLANTS["next_past_empty"](changed, table)
+    (row,) = (changed != picks).any(dim=1).nonzero().flatten().tolist()
+    assert int(table.sequence[row]) == before
+    assert int(changed[row, 0]) == pack.cu_seqlens_k_padded[behind]
+    assert int((sort_slots(changed, table).marks == Mark.FOREIGN).sum()) == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "pack", "spared"),
+    [
+        ("key_on_padding", pack_sequences([16, 16], cp_size=2), True),
+        ("key_on_padding", pack_sequences([14], cp_size=2), True),
+        ("key_on_padding", pack_sequences([14, 16], cp_size=2), False),
+        ("next_past_empty", pack_sequences([16, 12], cp_size=2), True),
+        ("next_past_empty", pack_sequences([16, 0], cp_size=2), True),
+        ("next_past_empty", pack_sequences([0, 16], cp_size=2), True),
+        ("next_past_empty", pack_sequences([0, 0], cp_size=2, tail_padding=8), True),
+        ("next_past_empty", pack_sequences([16, 0, 16], cp_size=2), False),
+    ],
+)
+def test_a_pack_without_room_for_the_fault_is_spared_and_told(kind, pack, spared):
+    recorder = Recorder()
+    assert plant(recorder, (kind,), rows_of_rank(pack, 0)) == ((kind,) if spared else ())
+    assert bool(recorder.transforms) is not spared
 
 
 def test_plants_reach_the_scorers_result_through_the_recorder(case):

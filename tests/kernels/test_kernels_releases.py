@@ -43,10 +43,10 @@ def test_every_released_defect_is_described():
     used = {
         name for release in RELEASES.values() for arch in ARCHES for name in release.defects[arch]
     }
-    assert used == set(DEFECTS)
-    assert all(
-        d.summary and d.link.startswith("https://github.com/NVIDIA/") for d in DEFECTS.values()
-    )
+    released = {name: d for name, d in DEFECTS.items() if d.basis != "elsewhere"}
+    assert used == set(released)
+    assert all(d.link.startswith("https://github.com/NVIDIA/") for d in released.values())
+    assert all(d.summary and d.link.startswith("https://github.com/") for d in DEFECTS.values())
 
 
 @pytest.mark.parametrize(

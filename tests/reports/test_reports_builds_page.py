@@ -150,3 +150,20 @@ def test_runs_of_one_build_are_joined_and_others_stand_beside(tmp_path):
         {"evidence/plan-a", "evidence/plan-b"},
         {"evidence/plan-a"},
     ]
+
+
+def test_files_of_a_folder_are_counted_and_what_runs_lack_stays(tmp_path):
+    module = tables()
+    good = result("history/a[cp1]", [attempt(Verdict.PASS)], Outcome.EXPECTED)
+    known = result("history/a[cp2]", [attempt(Verdict.WRONG_PATH)], Outcome.KNOWN)
+    other = result("history/b", [attempt(Verdict.WRONG_PATH)], Outcome.UNEXPECTED)
+    folder = write_run(tmp_path / "run", [good, known, other])
+    text = module.updated(PAGE, module.builds_of([folder]))
+    assert "| `a` | 1 known wrong_path, 1 pass |" in text
+    assert "| `b` | unexpected wrong_path |" in text
+
+    def between(page: str, name: str) -> str:
+        return page.partition(f"<!-- {name}: generated -->")[2].partition("<!-- end")[0]
+
+    for kept in ("plans", "memo", "layouts", "dynamic_cp"):
+        assert between(text, kept) == between(PAGE, kept)

@@ -11,6 +11,7 @@ from sample_parts import HOSTILE, attempt, rank, result
 from sample_records import passing, released_defect, write_run
 
 from harness.record.result import ScenarioResult
+from harness.record.transfers import TransferEvidence, TransferSite
 from harness.record.verdict import ExitCode, Outcome, Verdict, bisect_code
 from launch.diff import DiffError, diff, targets
 from reports.comparison.compare import compare, scenario_change
@@ -91,6 +92,24 @@ def test_memory_is_shown_only_where_it_moved_much(mib: int, shown: bool) -> None
         c.topic for c in scenario_change(before, replace(before, attempts=(grown,))).behaviour
     }
     assert (Topic.MEMORY in topics) is shown
+
+
+def test_waits_of_the_host_are_held_against_each_other_layer_by_layer() -> None:
+    read = TransferSite(
+        kind="host_read", operation="item", site="a:1", function="f", phase="layout", count=1
+    )
+    layers = [
+        TransferEvidence(
+            global_rank=0, cp_rank=0, microbatch=0, layer=n, seed=0, how="device", sites=(read,)
+        )
+        for n in (1, 2)
+    ]
+    base = attempt(Verdict.PASS, transfers=tuple(layers))
+    fewer = replace(base, transfers=(layers[0], replace(layers[1], sites=())))
+    before = result("w", [base], Outcome.EXPECTED)
+    (change,) = scenario_change(before, replace(before, attempts=(fewer,))).behaviour
+    assert (change.topic, change.item) == (Topic.WAITS, "microbatch 0, layer 2")
+    assert (change.before, change.after) == ("1 waits of the host", "0 waits of the host")
 
 
 def test_scenarios_of_one_run_alone_are_listed(tmp_path: Path) -> None:

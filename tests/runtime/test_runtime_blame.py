@@ -78,6 +78,16 @@ def test_a_modelled_kernel_speaks_for_the_build_only_on_purpose():
     assert _evidence(MODEL.decline, 1).origin == "harness"
 
 
+def test_an_overlay_is_the_build_as_it_runs():
+    overlay = _module(
+        "harness.overlays.planted",
+        "def refuse(x): raise ValueError('too few rows')\ndef slip(x): return [][3]\n",
+    )
+    refused, slipped = (_evidence(f, 1) for f in (overlay.refuse, overlay.slip))
+    assert (refused.origin, refused.declined) == ("build", True)
+    assert (slipped.origin, slipped.declined) == ("build", False)
+
+
 def test_an_exception_that_passes_through_keeps_its_origin():
     found = _evidence(BUILD.reraise, MODEL.slip)
     assert found.origin == "harness"

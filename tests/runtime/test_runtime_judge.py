@@ -231,3 +231,34 @@ def test_a_vanished_hook_is_the_harness_that_has_to_learn_and_the_text_names_it(
     attempt, result = judged(exit_code=1, completed=False, exception=gone)
     assert attempt.verdict is Verdict.HARNESS_ERROR
     assert text in result.explanation
+
+
+REFUSAL = ExceptionEvidence(
+    type="ValueError",
+    text="lengths divisible by cp_size, got seq_len=61, cp_size=4",
+    traceback="",
+    origin="build",
+    declined=True,
+)
+LENGTHS = ExpectSpec(
+    verdict=Verdict.REFUSED, exception="ValueError", text_has=("seq_len=61", "cp_size=4")
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, None),
+        ({"type": "RuntimeError"}, "expected exception ValueError, the run showed RuntimeError"),
+        ({"text": REFUSAL.text.replace("61", "64")}, "expected that the text says seq_len=61;"),
+        ({"text": "lengths do not fit"}, "the text says seq_len=61 and cp_size=4;"),
+    ],
+)
+def test_a_refusal_is_expected_only_in_its_type_and_with_its_facts(judged, changes, words):
+    raised = replace(REFUSAL, **changes)
+    attempt, result = judged(
+        of=scenario(expect=LENGTHS), exit_code=1, completed=False, exception=raised
+    )
+    assert attempt.verdict is Verdict.REFUSED
+    assert result.outcome is (Outcome.EXPECTED if words is None else Outcome.UNEXPECTED)
+    assert (words or "") in result.explanation

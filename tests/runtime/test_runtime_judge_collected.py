@@ -92,6 +92,15 @@ def test_the_first_layer_may_make_what_a_build_keeps(deviations):
     assert not deviations(*kept, host_reads_per_layer="equal", facts={"has_layout_memo": True})
 
 
+def test_only_the_first_layer_may_wait_where_that_is_expected(deviations):
+    quiet = (LAYERS[0], *(replace(record, sites=()) for record in LAYERS[1:]))
+    quiet = tuple(replace(record, layer=n) for n, record in enumerate(quiet, start=1))
+    assert quiet[0].host_reads
+    assert deviations(*quiet, host_reads_per_layer="first_layer") == ()
+    (found,) = deviations(quiet[0], EXTRA[1], host_reads_per_layer="first_layer")
+    assert (found.kind, "expected 0" in found.text) == ("host_reads", True)
+
+
 def test_missing_evidence_is_the_harnesss_fault(deviations):
     (found,) = deviations(host_reads_per_layer=0)
     assert found.verdict is Verdict.HARNESS_ERROR

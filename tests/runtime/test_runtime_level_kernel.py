@@ -22,7 +22,11 @@ pytestmark = pytest.mark.timeout(240)
 SCENARIO = """\
 id: level/kernel
 summary: One call.
-model: {{base: small, num_attention_heads: {heads}, dsa_indexer_n_heads: 64, dsa_indexer_topk: {k}}}
+model:
+  base: small
+  num_attention_heads: {heads}
+  dsa_indexer_n_heads: {index_heads}
+  dsa_indexer_topk: {k}
 level: kernel
 kernels:
   dsa_kernel_backend: cudnn
@@ -41,10 +45,10 @@ def one_build():
         pytest.skip(str(missing))
 
 
-def scenario_of(folder, call, *, defects="none", arch="sm100", heads=64, rows="4", k=128):
+def scenario_of(folder, call, *, defects="none", **more):
+    usual = {"arch": "sm100", "heads": 64, "index_heads": 64, "rows": "4", "k": 128}
     path = folder / "case.yaml"
-    text = SCENARIO.format(call=call, defects=defects, arch=arch, heads=heads, rows=rows, k=k)
-    path.write_text(text)
+    path.write_text(SCENARIO.format(call=call, defects=defects, **{**usual, **more}))
     loaded = load([path])
     assert loaded.problems == ()
     return loaded.scenarios[0].scenario
@@ -81,6 +85,7 @@ def attempt_of(scenario, folder):
 BACKWARD = "wrapper: indexer_backward, keys: 40, selected: 20"
 ATTENTION = "wrapper: sparse_attention_backward, keys: 80"
 TARGET = "wrapper: sparse_attn_score_recompute, keys: 80, selected: 40, lengths: selected"
+FORWARD = "wrapper: indexer_forward, keys: 200, offsets: given"
 TWO = "4, 4"
 
 CASES = {
@@ -94,6 +99,16 @@ CASES = {
     "d433": (ATTENTION + ", lengths: slots, edits: [{row: 1, length: 0}]", {"k": 64}),
     "d317": (TARGET, {}),
     "slot_arithmetic": (TARGET, {"k": 384}),
+    "d446": ("wrapper: indexer_top_k, keys: 4200, scores: underflow", {"k": 2048}),
+    "d406": ("wrapper: indexer_top_k, keys: 2100", {"k": 705}),
+    "mask_leak": (FORWARD + ", position: 61", {"arch": "sm90", "index_heads": 32, "k": 64}),
+    "tie_cap": ("wrapper: indexer_top_k, keys: 8320, scores: plateau, above: 100", {"k": 2048}),
+    "candidate_cap": ("wrapper: indexer_top_k, keys: 16448, scores: ascending", {"k": 2048}),
+    "nan_ids": ("wrapper: indexer_top_k, keys: 1000, scores: nan", {}),
+    "over_limit": ("wrapper: indexer_top_k, keys: 200, selected: 140, scores: ascending", {}),
+    "fixed_width": ("wrapper: indexer_top_k, keys: 2100", {}),
+    "rounded_width": ("wrapper: indexer_top_k, keys: 705", {}),
+    "zero_scores": (FORWARD + ", position: 190", {"k": 64}),
 }
 VERDICTS = {
     "d550": Verdict.WRONG_GRADIENT,
@@ -106,6 +121,16 @@ VERDICTS = {
     "d433": Verdict.HANG,
     "d317": Verdict.COMPILE_FAILED,
     "slot_arithmetic": Verdict.HANG,
+    "d446": Verdict.MEMORY_FAULT,
+    "d406": Verdict.REFUSED,
+    "mask_leak": Verdict.WRONG_VALUE,
+    "tie_cap": Verdict.WRONG_SELECTION,
+    "candidate_cap": Verdict.WRONG_SELECTION,
+    "nan_ids": Verdict.OUT_OF_BOUNDS,
+    "over_limit": Verdict.OUT_OF_BOUNDS,
+    "fixed_width": Verdict.REFUSED,
+    "rounded_width": Verdict.MEMORY_FAULT,
+    "zero_scores": Verdict.WRONG_VALUE,
 }
 WRONG = {
     "d550": {"grad.q_indexer.batch0", "grad.weights.batch0", "grad.k_indexer.batch1"},
@@ -113,6 +138,8 @@ WRONG = {
     "d384": {"grad.query", "grad.key"},
     "d298": {"grad.key"},
     "d1549": {"score_target"},
+    "mask_leak": {"masked_cells"},
+    "zero_scores": {"scores"},
 }
 
 
@@ -200,3 +227,56 @@ def test_what_empty_slots_hold_is_in_the_record(tmp_path, empty, negative, zero)
     assert call.facts["slots_negative"] == negative
     # Key 0 may be among the 20 that each row selects.
     assert zero <= call.facts["slots_key_zero"] <= zero + 4
+
+
+FUSED = "wrapper: indexer_forward_top_k, keys: 200, offsets: given, position: 100"
+DENSE = "wrapper: dense_attn_score_recompute, keys: 200, offsets: given, position: 61"
+
+
+@pytest.mark.parametrize(
+    ("call", "function", "spoil", "verdict"),
+    [
+        (FUSED, "call_forward_top_k", lambda out: out[0, 0, :1].fill_(150), "out_of_bounds"),
+        (FUSED, "call_forward_top_k", lambda out: out[0, 0, :1].fill_(-1), "wrong_selection"),
+        (DENSE, "call_dense_recompute", lambda out: out[0, 0, 90:91].fill_(0.0), "wrong_value"),
+        (DENSE, "call_dense_recompute", lambda out: out[0, 0, 9:10].fill_(9.0), "wrong_value"),
+    ],
+)
+def test_what_a_wrapper_returns_is_judged(tmp_path, monkeypatch, call, function, spoil, verdict):
+    from harness.runtime import level_scoring_call
+
+    healthy = attempt_of(scenario_of(tmp_path, call, k=64), tmp_path)
+    assert healthy.verdict is Verdict.PASS, healthy.fault
+    assert healthy.values
+    original = getattr(level_scoring_call, function)
+
+    def spoilt(*arguments):
+        result = original(*arguments).clone()
+        spoil(result)
+        return result
+
+    monkeypatch.setattr(level_scoring_call, function, spoilt)
+    other = tmp_path / "spoilt"
+    other.mkdir()
+    attempt = attempt_of(scenario_of(other, call, k=64), other)
+    assert attempt.verdict is Verdict(verdict)
+
+
+def test_slots_that_move_are_counted_where_the_same_were_asked_for(tmp_path, monkeypatch):
+    from harness.runtime import level_scoring_call
+
+    call = "wrapper: indexer_top_k, keys: 1000, scores: constant, deterministic: true"
+    healthy = attempt_of(scenario_of(tmp_path, call), tmp_path)
+    assert healthy.verdict is Verdict.PASS, healthy.fault
+    original, calls = level_scoring_call.call_top_k, []
+
+    def turned(*arguments):
+        calls.append(None)
+        picks, values = original(*arguments)
+        return picks.roll(len(calls), dims=1), values
+
+    monkeypatch.setattr(level_scoring_call, "call_top_k", turned)
+    other = tmp_path / "turned"
+    other.mkdir()
+    attempt = attempt_of(scenario_of(other, call), other)
+    assert {value.name for value in attempt.values if not value.within} == {"repeated_slots"}

@@ -25,8 +25,14 @@ def test_every_shipped_scenario_can_be_driven():
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"parallel": ParallelSpec(dynamic_context_parallel=True)}, "Dynamic CP"),
-        ({"training": TrainingSpec(recompute="full")}, "recomputation"),
+        (
+            {"level": "scorer", "parallel": ParallelSpec(dynamic_context_parallel=True)},
+            "Dynamic CP at level scorer",
+        ),
+        (
+            {"level": "attention", "training": TrainingSpec(backward=True, recompute="full")},
+            "recomputation of whole layers",
+        ),
     ],
 )
 def test_a_feature_that_is_missing_is_named(changes, said):
@@ -42,8 +48,15 @@ def test_tensor_parallelism_and_shared_indices_can_be_driven():
     _check_supported(replace(scenario, level="model"))
 
 
-def test_a_schedule_orders_steps_of_the_model_alone():
+def test_dynamic_cp_and_recomputation_of_a_whole_model_can_be_driven():
+    dynamic = ParallelSpec(dynamic_context_parallel=True)
+    training = TrainingSpec(backward=True, recompute="full")
+    _check_supported(replace(SHIPPED[0], level="model", parallel=dynamic, training=training))
+
+
+def test_a_schedule_orders_steps_wherever_there_are_any():
     scenario = replace(SHIPPED[0], schedule=("F0", "B0"))
-    with pytest.raises(CapabilityMissingError, match="schedules at another level"):
-        _check_supported(replace(scenario, level="attention"))
-    _check_supported(replace(scenario, level="model"))
+    with pytest.raises(CapabilityMissingError, match="schedules at level scorer"):
+        _check_supported(replace(scenario, level="scorer"))
+    for level in ("attention", "model"):
+        _check_supported(replace(scenario, level=level))

@@ -9,13 +9,15 @@ import torch
 
 from harness.reference.expected import Expected
 from harness.reference.site import Site
-from harness.runtime.model_step import Alone, _compared
+from harness.runtime.model_step import Alone, _compared, steps_of
 from harness.scenario.spec import MicrobatchSpec, ModelSpec, Scenario, ValuesSpec
 
 SITE = Site(global_rank=0, cp_rank=0)
 
 
-def step(dtype: str, *, weights=(1.0, 1.0, 1.0), logged: float | None = None) -> set[str]:
+def step(
+    dtype: str, *, weights=(1.0, 1.0, 1.0), logged: float | None = None, own: bool = True
+) -> set[str]:
     """Names that are wrong when microbatches have entered the sums with these weights."""
     generator = torch.Generator().manual_seed(1)
     parts = [torch.randn(4, 8, generator=generator).double() for _ in weights]
@@ -35,7 +37,7 @@ def step(dtype: str, *, weights=(1.0, 1.0, 1.0), logged: float | None = None) ->
         values=ValuesSpec(dtype=dtype),
     )
     task = SimpleNamespace(scenario=scenario)
-    run = SimpleNamespace(model=model, stage=SimpleNamespace(task=task))
+    run = SimpleNamespace(model=model, stage=SimpleNamespace(task=task), logs_own=lambda _case: own)
     alone = [
         Alone(
             case=None,
@@ -66,3 +68,11 @@ def test_a_microbatch_that_is_lost_doubled_or_scaled_is_seen(dtype, weights):
 def test_a_logged_loss_that_is_no_mean_is_seen():
     assert step("fp32", logged=0.75) == set()
     assert step("fp32", logged=2.25) == {"logged_loss"}
+
+
+def test_what_replicas_log_of_packs_of_their_own_is_not_held_against_one_of_them():
+    assert step("fp32", logged=0.75, own=False) == step("fp32", logged=2.25, own=False) == set()
+
+
+def test_evaluated_microbatches_have_no_backward():
+    assert steps_of(None, 3, [1]) == [("F", 0), ("F", 1), ("F", 2), ("B", 0), ("B", 2)]

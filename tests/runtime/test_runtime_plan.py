@@ -50,9 +50,21 @@ def test_fewer_gpus_than_ranks_is_a_missing_capability(make_scenario):
         Found(make_scenario("c", ranks=8, level="scorer")),
     ]
     found = plan(loaded, WORLD, OPTIONS, num_gpus=2)
-    assert found[0].missing == "4 GPUs on this node, which has 2"
+    assert found[0].missing == "4 GPUs on this node, which has 2 (--ranks-per-gpu 2 shares them)"
     assert found[1].missing is None
     assert (found[2].missing, found[2].num_ranks) == (None, 2)
+
+
+def test_ranks_may_share_a_gpu(make_scenario):
+    loaded = [
+        Found(make_scenario("a", ranks=4)),
+        Found(make_scenario("b", ranks=4, level="scorer")),
+    ]
+    shared = replace(OPTIONS, ranks_per_gpu=4)
+    found = plan(loaded, WORLD, shared, num_gpus=1)
+    assert [(item.missing, item.num_ranks) for item in found] == [(None, 4), (None, 4)]
+    half = plan(loaded, WORLD, replace(OPTIONS, ranks_per_gpu=2), num_gpus=1)
+    assert half[0].missing == "2 GPUs on this node, which has 1 (--ranks-per-gpu 4 shares them)"
 
 
 def test_too_few_ranks_are_said_for_every_scenario_at_once(make_scenario):

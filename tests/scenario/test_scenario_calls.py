@@ -17,6 +17,20 @@ microbatches: [{sequences: [4, 4], qkv_format: sbhd}]
 kernel_call: {wrapper: indexer_backward, keys: 40, selected: 20}
 """
 ATTENTION = KERNEL.replace("indexer_backward,", "sparse_attention_backward, lengths: slots,")
+TOP_K = KERNEL.replace("indexer_backward, keys: 40, selected: 20", "indexer_top_k, keys: 200")
+MASKED = TOP_K.replace("indexer_top_k", "indexer_forward, position: 3, offsets: given")
+PLANTED = """\
+id: calls/planted
+summary: A faulty twin.
+model: small
+parallel: {context_parallel_size: 2}
+microbatches: [{sequences: [128, 64]}]
+inject: [past_limit@1:select]
+known:
+  - when: {megatron_core: ">=0.16"}
+    verdict: out_of_bounds
+    link: https://github.com/NVIDIA/Megatron-LM/pull/6206
+"""
 PERTURB = """\
 id: calls/perturb
 summary: One call broken.
@@ -39,7 +53,7 @@ def problems_of(tmp_path):
     return read
 
 
-@pytest.mark.parametrize("text", [KERNEL, ATTENTION, PERTURB])
+@pytest.mark.parametrize("text", [KERNEL, ATTENTION, TOP_K, MASKED, PLANTED, PERTURB])
 def test_sound_files_have_no_problem(problems_of, text):
     assert problems_of(text) == []
 
@@ -62,6 +76,20 @@ def test_sound_files_have_no_problem(problems_of, text):
         (KERNEL, "indexer_backward", "indexer_backwards", "no kernel wrapper named"),
         (ATTENTION, "lengths: slots", "d_index_k: zeroed", "has no such argument"),
         (KERNEL, "level: kernel", "level: kernel\noverlays: [causal_offsets]", "remove them"),
+        (TOP_K, "keys: 200", "keys: 200, slots: 9", "indexer_top_k has no such argument"),
+        (TOP_K, "keys: 200", "keys: 200, position: 9", "indexer_top_k has no such argument"),
+        (TOP_K, "keys: 200", "keys: 200, edits: [{slot: 0, id: 1}]", "no slots to edit"),
+        (TOP_K, "keys: 200", "keys: 200, scores: plateau", "above counts keys of scores"),
+        (TOP_K, "keys: 200", "keys: 200, above: 9", "above counts keys of scores"),
+        (TOP_K, "keys: 200", "keys: 200, scores: few_finite, above: 201", "above counts keys"),
+        (MASKED, "keys: 200", "keys: 200, scores: nan", "indexer_forward has no such argument"),
+        (MASKED, "keys: 200", "keys: 200, selected: 9", "indexer_forward has no such argument"),
+        (MASKED, "keys: 200", "keys: 200, edits: [{length: 1}]", "neither slots nor lengths"),
+        (KERNEL, "keys: 40", "keys: 40, deterministic: true", "has no such argument"),
+        (KERNEL, "keys: 40", "keys: 40, offsets: given", "has no such argument"),
+        (PLANTED, "@1:", "@2:", "rank 2 is outside the scenario's 2 ranks"),
+        (PLANTED, PLANTED[PLANTED.index("known:") :], "", "needs a known rule"),
+        (PLANTED, "past_limit@1:select", "past_limit", "KIND@rank:phase"),
         (PERTURB, "parallel:", "level: scorer\nparallel:", "breaks the production call"),
         (PERTURB, "backend: cudnn, source: modelled", "backend: none", "breaks the production"),
         (PERTURB, "fact: device", "fact: divice", "did you mean device?"),
@@ -97,3 +125,31 @@ def test_verification_says_what_is_called(tmp_path):
     path.write_text(KERNEL)
     (note,) = verify(load([path]).scenarios[0].scenario).notes
     assert note.startswith("indexer_backward is called on its own: 40 keys, 128 slots, 20 keys")
+
+
+@pytest.mark.parametrize(
+    ("text", "asked"),
+    [
+        (TOP_K + "known: [{when: {source: modelled}, verdict: wrong_selection, link: LINK}]", 0),
+        (PLANTED.replace("out_of_bounds", "wrong_selection"), 0),
+        (PLANTED.replace("inject: [past_limit@1:select]\n", "").replace("out_of_b", "b"), None),
+    ],
+)
+def test_a_wrong_selection_is_predicted_where_a_caller_makes_it(problems_of, text, asked):
+    text = text.replace("LINK", "https://github.com/NVIDIA/Megatron-LM/pull/6206")
+    if asked is None:
+        text = text.replace("bounds", "wrong_selection")
+    found = [line for line in problems_of(text) if "needs as" in line]
+    assert len(found) == (1 if asked is None else 0)
+
+
+def test_an_injection_of_an_unknown_kind_is_refused_before_anything_runs(tmp_path):
+    from harness.runtime.options import Options, UsageError
+    from harness.runtime.plan import plan
+    from harness.runtime.world import World
+
+    path = tmp_path / "case.yaml"
+    path.write_text(PLANTED.replace("past_limit", "past_limits"))
+    world = World(global_rank=0, local_rank=0, world_size=2, local_world_size=2)
+    with pytest.raises(UsageError, match="no kind 'past_limits'"):
+        plan(load([path]).scenarios, world, Options(), num_gpus=0)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from harness.scenario import call_sections, known, names, sections
+from harness.scenario import call_sections, known, names, search_sections, sections
 from harness.scenario.collection import MAX_DEPTH
 from harness.scenario.files import PROJECT_ROOT
 from harness.scenario.loader import LoadResult, load
@@ -40,6 +40,7 @@ MODELS: dict[str, type[BaseModel]] = {
     "`model`": sections.ModelMapping,
     "`kernels`": sections.Kernels,
     "`kernels.modelled`": sections.Modelled,
+    "`kernels.third_party_hook`": call_sections.ThirdPartyHook,
     "`parallel`": sections.Parallel,
     "`microbatches`": sections.Microbatch,
     "`values`": sections.Values,
@@ -51,6 +52,7 @@ MODELS: dict[str, type[BaseModel]] = {
     "`reference`": sections.Reference,
     "`expect`": sections.Expect,
     "`limits`": sections.Limits,
+    "`search`": search_sections.Search,
     "Known": sections.Known,
     "Conditions": sections.When,
     "Published": sections.Published,
@@ -137,7 +139,13 @@ def test_tables_hold_every_key_with_its_default(title):
     assert rows_of(title) == due
 
 
-@pytest.mark.parametrize("name", [*names.OVERLAYS, *names.BEHAVIOURS, *known.FACTS])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(*names.OVERLAYS, *names.BEHAVIOURS, *known.FACTS),
+        *(*names.BOUNDARIES, *names.THIRD_PARTY_HOOKS, *names.HOOK_SIGNATURES),
+    ],
+)
 def test_names_of_closed_sets_are_explained(name):
     assert f"`{name}`" in SCENARIOS
 

@@ -11,6 +11,7 @@ from harness.scenario.known import (
     Observed,
     explained_by,
     fact_disagreements,
+    facts_missing,
     matching_rule,
     mismatch,
     observe,
@@ -217,6 +218,26 @@ def test_a_rule_of_a_path_names_its_plan_and_the_only_kind_of_deviation(plans, d
 
 
 @pytest.mark.parametrize(
+    ("deviations", "why"),
+    [
+        ({"replay", "state"}, None),
+        ({"replay"}, "deviations replay, state, the run showed replay"),
+        ({"replay", "state", "launch"}, "the run showed launch, replay, state"),
+        (set(), "the run showed none"),
+    ],
+)
+def test_a_rule_may_name_several_kinds_of_deviation_and_means_all_of_them(deviations, why):
+    rule = KnownRule(
+        when={"has_layout_memo": False},
+        verdict=Verdict.WRONG_GRADIENT,
+        deviations=("replay", "state"),
+    )
+    seen = Observed(verdict=Verdict.WRONG_GRADIENT, deviations=frozenset(deviations))
+    found = mismatch(rule, seen)
+    assert found is None if why is None else why in found
+
+
+@pytest.mark.parametrize(
     ("wrong", "holds"),
     [({"starts", "ends"}, True), ({"starts"}, False), ({"starts", "ends", "key_reorder"}, False)],
 )
@@ -230,3 +251,40 @@ def test_a_rule_of_tables_names_exactly_those_that_differ(wrong, holds):
     )
     observed = Observed(verdict=Verdict.OUT_OF_BOUNDS, wrong_tables=frozenset(wrong))
     assert (mismatch(rule, observed) is None) is holds
+
+
+REFUSAL = "Packed DSA CP expects lengths divisible by cp_size, got seq_len=610, cp_size=4"
+
+
+@pytest.mark.parametrize(
+    ("facts", "missing"),
+    [
+        (("seq_len=610", "cp_size=4"), None),
+        (("610", "divisible by cp_size"), None),
+        (("seq_len=61",), "seq_len=61;"),
+        (("q_len=610",), "q_len=610;"),
+        (("10", "cp_size=4"), "10;"),
+        (("cp_size=4", "seq_len=612", "cp_size=8"), "seq_len=612 and cp_size=8;"),
+    ],
+)
+def test_a_text_has_its_facts_only_where_they_stand_alone(facts, missing):
+    found = facts_missing(facts, REFUSAL)
+    if missing is None:
+        assert found is None
+        return
+    assert found.startswith(f"the text says {missing}")
+    assert REFUSAL in found
+
+
+@pytest.mark.parametrize(("text", "holds"), [("at 61.5", False), ("at 61.", True), ("v61", False)])
+def test_a_number_is_not_found_in_another_one(text, holds):
+    assert (facts_missing(["61"], text) is None) is holds
+
+
+def test_a_rule_holds_only_for_the_text_it_names():
+    rule = dataclasses.replace(FAULT_RULE, verdict=Verdict.REFUSED, text_has=("seq_len=610",))
+    rule = dataclasses.replace(rule, phase=None, kernel=None, exception="ValueError")
+    seen = Observed(verdict=Verdict.REFUSED, exception="ValueError", text=REFUSAL)
+    assert mismatch(rule, seen) is None
+    why = mismatch(rule, dataclasses.replace(seen, text=REFUSAL.replace("610", "64")))
+    assert why.startswith("the rule says that the text says seq_len=610; it says: Packed DSA")

@@ -20,7 +20,50 @@ def write(extra: str, sequences: str = "{sequences: [256]}") -> str:
 CP4 = "parallel: {context_parallel_size: 4}"
 CUDNN = "kernels: {dsa_kernel_backend: cudnn}"
 
+SIX = ", ".join(["{sequences: [8]}"] * 6)
+
 ERRORS = [
+    pytest.param(
+        write("level: model\ntraining: {recompute: full}"),
+        write("level: model\ntraining: {recompute: full, backward: true}"),
+        "full}",
+        ("happens in backward", "training.backward: true"),
+        id="recomputation without backward",
+    ),
+    pytest.param(
+        write("level: scorer\ntraining: {recompute: full}"),
+        write("level: scorer\ntraining: {recompute: none}"),
+        "full}",
+        ("level scorer has no backward", "level: model"),
+        id="recomputation at level scorer",
+    ),
+    pytest.param(
+        write(
+            "level: model\n"
+            "training: {recompute: selective, backward: true, recompute_modules: []}"
+        ),
+        write(
+            "level: model\n"
+            "training: {recompute: selective, backward: true, recompute_modules: [mlp]}"
+        ),
+        "[]}",
+        ("selective recomputation of nothing", "recompute: none"),
+        id="recomputation of nothing",
+    ),
+    pytest.param(
+        write("level: model\ntraining: {recompute: full, backward: true, recompute_num_layers: 9}"),
+        write("level: model\ntraining: {recompute: full, backward: true, recompute_num_layers: 1}"),
+        "9}",
+        ("at most model.num_layers = ", "found 9"),
+        id="recomputation of more layers than there are",
+    ),
+    pytest.param(
+        write("expect: {memory_per_microbatch: 0}"),
+        write("expect: {memory_per_microbatch: 0}", SIX),
+        "0}",
+        ("over 6 microbatches or more", "found 1"),
+        id="growth of memory over one microbatch",
+    ),
     pytest.param(
         write("level: scorer\nexpect: {layout_builds_per_microbatch: 1}"),
         write("level: attention\nexpect: {layout_builds_per_microbatch: 1}"),
@@ -321,6 +364,13 @@ def test_a_broken_rule_is_an_error_at_its_place(load_text, broken, healthy, toke
 
 
 WARNINGS = [
+    pytest.param(
+        write("training: {recompute_num_layers: 2}"),
+        write("training: {recompute_num_layers: 1}"),
+        "2}",
+        "read with recompute: full only",
+        id="layers of no recomputation",
+    ),
     pytest.param(
         write("kernels: {score_chunk_bytes: 1024}"),
         write("kernels: {score_chunk_bytes: 1024, dsa_kernel_backend: cudnn}"),

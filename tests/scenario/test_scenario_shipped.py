@@ -65,7 +65,8 @@ def test_expected_plans_are_those_of_the_layout(scenario):
         ("1.32.0", False, (), True),
         ("1.25.0", False, (), False),
         ("1.32.0", True, (), False),
-        ("1.32.0", False, ("causal_offsets",), False),
+        ("1.32.0", True, ("causal_offsets",), False),  # the overlay brings the fact about
+        ("1.32.0", False, ("layout_memo",), True),
     ],
 )
 def test_the_known_defect_is_that_of_top_left_masks_without_offsets(
@@ -155,7 +156,7 @@ def test_pr14_expects_the_plan_of_the_layout_and_knows_the_missing_offset(loaded
     scenario = loaded.scenario
     (plan,) = verify(scenario).microbatches
     assert scenario.expect.plan == plan.plan
-    for passes in (False, True):
+    for passes in (bool(scenario.overlays), True):
         build = EffectiveBuild(
             facts={"passes_causal_offsets": passes},
             versions={"cudnn_frontend": "1.32.0"},

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
-from harness.scenario.call_spec import SlotEdit
+from harness.scenario.call_spec import KernelCallSpec, SlotEdit
 from harness.scenario.problems import NodePath
 from harness.scenario.rules.finding import Finding, Rule
 from harness.scenario.spec import Scenario
@@ -58,9 +58,17 @@ def _alone(scenario: Scenario) -> Iterator[Finding]:
         )
 
 
+_SELECTS = "indexer_top_k"
+_MASKED = ("indexer_forward", "indexer_forward_top_k", "dense_attn_score_recompute")
+"""Wrappers without a table of ids: the first is given scores, the others mask causally."""
+_OF_TABLES = ("slots", "selected", "placement", "empty_slots", "lengths", "ids", "d_index_k")
+_OF_SCORES = ("scores", "above", "deterministic")
+_OF_MASKS = ("position", "offsets")
+
+
 def _counts(scenario: Scenario) -> Iterator[Finding]:
     call = scenario.kernel_call
-    if call.wrapper is None or call.selected is None:
+    if call.wrapper is None or call.selected is None or call.wrapper == _SELECTS:
         return
     width = call.width(scenario.model.dsa_indexer_topk)
     for what, room in (("slots", width), ("keys", call.keys)):
@@ -75,6 +83,13 @@ def _counts(scenario: Scenario) -> Iterator[Finding]:
 def _arguments(scenario: Scenario) -> Iterator[Finding]:
     """Refuse arguments that the wrapper does not have."""
     call = scenario.kernel_call
+    if call.wrapper == _SELECTS or call.wrapper in _MASKED:
+        selects = call.wrapper == _SELECTS
+        foreign = {*_OF_TABLES, *(_OF_MASKS if selects else _OF_SCORES)}
+        foreign -= {"selected"} if selects else set()
+        yield from _unknown(call, sorted(foreign))
+        return
+    yield from _unknown(call, (*_OF_SCORES, *_OF_MASKS))
     backward = call.wrapper == "indexer_backward"
     attends = call.wrapper == "sparse_attention_backward"
     unknown = {
@@ -97,8 +112,39 @@ def _arguments(scenario: Scenario) -> Iterator[Finding]:
         )
 
 
+_DEFAULTS = KernelCallSpec()
+
+
+def _unknown(call: KernelCallSpec, keys: Iterable[str]) -> Iterator[Finding]:
+    for key in keys:
+        found = getattr(call, key)
+        if call.wrapper is not None and found != getattr(_DEFAULTS, key):
+            yield Finding(
+                path=("kernel_call", key),
+                message=f"{call.wrapper} has no such argument, found {found}; remove {key}",
+            )
+
+
+def _drawn(scenario: Scenario) -> Iterator[Finding]:
+    """Refuse a number of keys above a plateau that does not go with the scores."""
+    call = scenario.kernel_call
+    counted = call.scores in ("plateau", "few_finite")
+    if counted != bool(call.above) or call.above > call.keys:
+        yield Finding(
+            path=("kernel_call", "above"),
+            message=f"above counts keys of scores: plateau or few_finite, 1 to {call.keys}; found "
+            f"{call.above} with scores: {call.scores}",
+        )
+
+
 def _edits(scenario: Scenario) -> Iterator[Finding]:
     call = scenario.kernel_call
+    if call.wrapper in _MASKED and call.edits:
+        yield Finding(
+            path=("kernel_call", "edits"),
+            message=f"{call.wrapper} has neither slots nor lengths to edit; remove edits",
+        )
+        return
     for index, edit in enumerate(call.edits):
         path: NodePath = ("kernel_call", "edits", index)
         of_slot = edit.slot is not None and edit.id is not None and edit.length is None
@@ -108,7 +154,9 @@ def _edits(scenario: Scenario) -> Iterator[Finding]:
                 path=path,
                 message="an edit has slot and id, or length alone; give one or the other",
             )
-        if of_length and call.lengths == "none":
+        if of_slot and call.wrapper == _SELECTS:
+            yield Finding(path=path, message="indexer_top_k has no slots to edit; give a length")
+        if of_length and call.lengths == "none" and call.wrapper != _SELECTS:
             yield Finding(
                 path=(*path, "length"),
                 message="the call has no lengths to edit; set kernel_call.lengths: selected or "
@@ -188,6 +236,7 @@ RULES = (
     ),
     Rule(needs=("kernel_call", "model.dsa_indexer_topk"), check=_counts),
     Rule(needs=("kernel_call",), check=_arguments),
+    Rule(needs=("kernel_call",), check=_drawn),
     Rule(needs=("kernel_call", "microbatches", "model.dsa_indexer_topk"), check=_edits),
     Rule(needs=("level", "microbatches"), check=_equal_rows),
     Rule(

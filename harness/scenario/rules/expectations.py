@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from harness.layout import LayoutError, PlanDecision, expected_plan
 from harness.layout.plan import LossMode
 from harness.record.verdict import Verdict
+from harness.scenario.problems import NodePath
 from harness.scenario.rules.finding import Finding, Rule, effective_cp, warn
 from harness.scenario.rules.lengths import build_pack
 from harness.scenario.spec import MicrobatchSpec, Scenario
@@ -32,11 +33,22 @@ def _schedule(scenario: Scenario) -> Iterator[Finding]:
             yield Finding(
                 path=path, message=f"{step} needs training.backward: true; set it or remove {step}"
             )
+        elif kind == "B" and scenario.microbatches[index].forward_only:
+            yield Finding(
+                path=path,
+                message=f"{step}: microbatch {index} is forward_only and has no backward; remove "
+                "the step, or forward_only",
+            )
         elif kind == "B" and f"F{index}" not in seen:
             yield Finding(path=path, message=f"{step} stands before F{index}; move it behind")
         seen.add(step)
     kinds = "FB" if scenario.training.backward else "F"
-    due = [f"{kind}{index}" for kind in kinds for index in range(count)]
+    due = [
+        f"{kind}{index}"
+        for kind in kinds
+        for index in range(count)
+        if kind == "F" or not scenario.microbatches[index].forward_only
+    ]
     if missing := [step for step in due if step not in seen]:
         yield Finding(
             path=("schedule",),
@@ -64,7 +76,7 @@ def right_plan(scenario: Scenario, microbatch: MicrobatchSpec) -> PlanDecision:
         cp_size=cp_size,
         pack=build_pack(microbatch, cp_size) if microbatch.qkv_format == "thd" else None,
         key_positions=microbatch.key_positions,
-        loss=loss_mode(scenario),
+        loss="off" if microbatch.forward_only else loss_mode(scenario),
     )
 
 
@@ -97,6 +109,33 @@ def _verdict(scenario: Scenario) -> Iterator[Finding]:
         )
 
 
+_ENDED = (
+    *(Verdict.REFUSED, Verdict.CRASH, Verdict.MEMORY_FAULT, Verdict.OUT_OF_MEMORY),
+    *(Verdict.COMPILE_FAILED, Verdict.CAPTURE_FAILED),
+)
+"""Verdicts of runs that an exception may have ended."""
+
+
+def _exception(scenario: Scenario) -> Iterator[Finding]:
+    expect = scenario.expect
+    said: dict[NodePath, tuple[Verdict, dict[str, bool]]] = {
+        ("expect",): (
+            expect.verdict,
+            {"exception": expect.exception is not None, "text_has": bool(expect.text_has)},
+        )
+    }
+    for index, rule in enumerate(scenario.known):
+        said["known", index] = (rule.verdict, {"text_has": bool(rule.text_has)})
+    for path, (verdict, keys) in said.items():
+        for key, given in keys.items():
+            if given and verdict not in _ENDED:
+                yield Finding(
+                    path=(*path, key),
+                    message=f"{key} is about an exception, which verdict {verdict} has none of; "
+                    "remove it, or change the verdict, such as to refused",
+                )
+
+
 def _known(scenario: Scenario) -> Iterator[Finding]:
     for index, rule in enumerate(scenario.known):
         path = ("known", index)
@@ -110,7 +149,8 @@ def _known(scenario: Scenario) -> Iterator[Finding]:
                 path=(*path, "verdict"),
                 message=f"{rule.verdict} is no defect of a build; name the verdict it causes",
             )
-        if rule.verdict is Verdict.WRONG_SELECTION and rule.behaviour is None:
+        predicted = scenario.level != "kernel" and not scenario.inject
+        if rule.verdict is Verdict.WRONG_SELECTION and rule.behaviour is None and predicted:
             yield Finding(
                 path=(*path, "as"),
                 message="wrong_selection needs as: the behaviour whose picks are to be matched",
@@ -129,6 +169,25 @@ def _known_against_expect(scenario: Scenario) -> Iterator[Finding]:
             yield Finding(
                 path=("known", index, "verdict"),
                 message=f"{rule.verdict} is what expect.verdict says as well; change one of them",
+            )
+
+
+def _planted(scenario: Scenario) -> Iterator[Finding]:
+    """A planted fault that nobody looks for would make the scenario a plain failure."""
+    for index, text in enumerate(scenario.inject):
+        path = ("inject", index)
+        rank = int(text.partition("@")[2].partition(":")[0])
+        if scenario.level != "scorer" and rank >= scenario.num_ranks:
+            yield Finding(
+                path=path,
+                message=f"rank {rank} is outside the scenario's {scenario.num_ranks} ranks; use 0 "
+                f"to {scenario.num_ranks - 1}",
+            )
+        if not scenario.known and scenario.expect.verdict is Verdict.PASS:
+            yield Finding(
+                path=path,
+                message="a planted fault needs a known rule that says what it shows, or another "
+                "expect.verdict; add one",
             )
 
 
@@ -166,7 +225,11 @@ RULES = (
         check=_plan,
     ),
     Rule(needs=("expect.verdict",), check=_verdict),
-    Rule(needs=("known",), check=_known),
+    Rule(
+        needs=("expect.verdict", "expect.exception", "expect.text_has", "known"), check=_exception
+    ),
+    Rule(needs=("known", "inject"), check=_known),
+    Rule(needs=("inject", "known", "expect.verdict", "level", "parallel"), check=_planted),
     Rule(needs=("known", "expect.verdict"), check=_known_against_expect),
     Rule(
         needs=("training.dsa_indexer_loss_coeff", "training.dsa_indexer_use_sparse_loss"),

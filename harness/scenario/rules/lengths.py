@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
@@ -38,12 +39,20 @@ def build_pack(microbatch: MicrobatchSpec, cp_size: int) -> Pack:
 
 def _lengths(scenario: Scenario) -> Iterator[Finding]:
     for index, microbatch in enumerate(scenario.microbatches):
-        path = ("microbatches", index)
         cp_size = effective_cp(scenario, microbatch)
-        if microbatch.qkv_format == "sbhd":
-            yield from _batch(microbatch, cp_size, path)
-        else:
-            yield from _pack(microbatch, cp_size, path)
+        if not _is_sound(microbatch, cp_size):
+            yield from _findings(microbatch, cp_size, ("microbatches", index))
+
+
+def _findings(microbatch: MicrobatchSpec, cp_size: int, path: NodePath) -> Iterator[Finding]:
+    check = _batch if microbatch.qkv_format == "sbhd" else _pack
+    return check(microbatch, cp_size, path)
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_sound(microbatch: MicrobatchSpec, cp_size: int) -> bool:
+    """Tell whether nothing is to be said; combinations of a matrix share their packs."""
+    return next(_findings(microbatch, cp_size, ()), None) is None
 
 
 def _pack(microbatch: MicrobatchSpec, cp_size: int, path: NodePath) -> Iterator[Finding]:
