@@ -74,6 +74,7 @@ def certify(
     request = _request(only, stand_in, defects, plant, listed=listed)
     if listed:
         return _list(request)
+    _check_plant(request)
     try:
         cases, device = certify(request, on_case=_tell, case_s=limit_s)
     except CertifyError as error:
@@ -148,9 +149,23 @@ def _stand_in(text: str, defects: str, plant: str | None) -> StandIn:
     )
 
 
+def _check_plant(request: CertifyRequest) -> None:
+    """Refuse a plant at a case that does not run: it would break nothing."""
+    from harness.kernels.certify import kernel_cases
+
+    other = request.stand_in
+    if other is None or other.plant is None:
+        return
+    cases = kernel_cases(request.cudnn_frontend, request.arch, only=request.only)
+    if cases and other.at not in {case.name for case in cases}:
+        raise CertifyUsageError(
+            f"--plant: no case that runs is called {other.at}; see --list, and --only"
+        )
+
+
 def _installed(*, listed: bool) -> tuple[str, Arch]:
     """Return release and architecture to certify; to list cases, no device is needed."""
-    from harness.kernels.detect import installed_kernels
+    from harness.kernels.detect import installed_facts, installed_kernels
     from harness.kernels.releases import RELEASES
 
     release = installed_kernels().cudnn_frontend
@@ -175,6 +190,9 @@ def _installed(*, listed: bool) -> tuple[str, Arch]:
             f"the GPU has compute capability {capability[0]}.{capability[1]}; modelled are 9.0, "
             "10.0 and 10.3"
         )
+    facts = installed_facts()
+    if facts.accepts_causal_offsets is None:
+        raise NotRunError(f"the kernels of cudnn-frontend {release} do not load: {facts.reason}")
     return release, CAPABILITIES[capability]
 
 

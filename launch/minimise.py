@@ -147,7 +147,10 @@ def _minimise(
     runs = folder / RUNS_FILE
     if runs.exists() and not resume:
         raise WarmError(f"{folder}: holds an earlier minimisation; add --resume, or another --out")
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise WarmError(f"--out {folder}: {error.strerror or error}; choose another") from error
     ticker = Ticker()
     options = run_options(megatron)
     rerun = rerun_command(num_ranks, megatron)
@@ -168,7 +171,11 @@ def _minimise(
             warm.planned(scenario)
             report = minimiser.run()
         except (NothingToMinimiseError, UsageError) as error:
-            raise WarmError(str(error)) from error
+            ticker.end()
+            if not stop():
+                raise WarmError(str(error)) from error
+            click.echo(f"Error: {error}", err=True)
+            return int(stop.exit_code)
         finally:
             ticker.end()
     report = files.end(report)

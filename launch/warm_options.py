@@ -149,13 +149,17 @@ def started(ranks: WarmRanks) -> Iterator[WarmRanks]:
     """Start warm ranks, and end them behind the block.
 
     Raises:
-        WarmStartError: if that cannot be done.
+        WarmError: if the output folder cannot be made.
+        WarmStartError: if ranks cannot be started.
     """
+    from harness.runtime.run_folder import RunFolderError
     from harness.runtime.spawner import SpawnerError
 
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(ranks)
+        except RunFolderError as error:
+            raise WarmError(str(error)) from error
         except (SpawnerError, OSError) as error:
             raise WarmStartError(str(error)) from error
         yield ranks

@@ -96,23 +96,28 @@ def _names(cls: type) -> frozenset[str]:
     return frozenset(field.name for field in dataclasses.fields(cls))
 
 
+@functools.cache
+def _taken_apart(hint: Any) -> tuple[bool, Any, tuple[Any, ...]]:
+    """Return whether a hint is a record, its origin and its arguments."""
+    is_record = dataclasses.is_dataclass(hint) and isinstance(hint, type)
+    return is_record, typing.get_origin(hint), typing.get_args(hint)
+
+
 def _decode(hint: Any, data: Any, where: str) -> Any:
     if type(data) is hint and hint in _PLAIN:
         return data
-    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+    is_record, origin, args = _taken_apart(hint)
+    if is_record:
         return _decode_dataclass(hint, data, where)
-    origin = typing.get_origin(hint)
+    if origin is None:
+        return _decode_scalar(hint, data, where)
     if origin in (typing.Union, types.UnionType):
-        return _decode_union(typing.get_args(hint), data, where)
+        return _decode_union(args, data, where)
     if origin is typing.Literal:
-        if data not in typing.get_args(hint):
-            raise DecodeError(
-                f"{where}: expected one of {typing.get_args(hint)}, found {shown(data)}"
-            )
+        if data not in args:
+            raise DecodeError(f"{where}: expected one of {args}, found {shown(data)}")
         return data
-    if origin is not None:
-        return _decode_container(origin, typing.get_args(hint), data, where)
-    return _decode_scalar(hint, data, where)
+    return _decode_container(origin, args, data, where)
 
 
 def _decode_dataclass(cls: type, data: Any, where: str) -> Any:
@@ -121,7 +126,12 @@ def _decode_dataclass(cls: type, data: Any, where: str) -> Any:
     hints = _hints(cls)
     if unknown := sorted(data.keys() - _names(cls)):
         raise DecodeError(f"{where}: {cls.__name__} has no field {unknown[0]!r}")
-    kwargs = {key: _decode(hints[key], item, f"{where}.{key}") for key, item in data.items()}
+    kwargs = {}
+    for key, item in data.items():
+        hint = hints[key]
+        # Most values are plain already; the place of one is only spelled out where it is needed.
+        plain = type(item) is hint and hint in _PLAIN
+        kwargs[key] = item if plain else _decode(hint, item, f"{where}.{key}")
     try:
         return cls(**kwargs)
     except (TypeError, ValueError) as error:

@@ -6,6 +6,7 @@ Standard library only: the leader writes with it while a run goes on, reports re
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -66,6 +67,8 @@ def write_text(path: Path, text: str) -> None:
     Raises:
         OSError: if the folder or file cannot be written; nothing is left behind then.
     """
+    if not path.name:
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
     try:

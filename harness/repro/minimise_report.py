@@ -46,7 +46,7 @@ def read_signature(path: Path) -> Signature:
         if isinstance(data, dict) and "attempts" in data:
             return signature_of(from_jsonable(ScenarioResult, data))
         return from_jsonable(Signature, data)
-    except (OSError, ValueError, DecodeError) as error:
+    except (OSError, ValueError, RecursionError, DecodeError) as error:
         raise SignatureFileError(
             f"--signature {path}: expected a signature or a result of a run as JSON, found none: "
             f"{error}"

@@ -16,21 +16,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from harness.repro.secrets import without_secrets
+
 SECRET = "<secret>"  # noqa: S105 (what stands in a secret's place)
 _GENERIC = frozenset(("root", "user", "admin", "ubuntu", "nobody", "localhost", "runner", "test"))
 """Names that say nothing about anybody, and are words of other meanings too."""
 _SHORTEST = 3
 
-_NAMES = r"[\w-]*(?:api[_-]?key|token|secret|passw(?:or)?d|credential|auth)\w*"
-_SECRETS = (
-    re.compile(rf"(?i)(?P<name>\b{_NAMES}[\"']?\s*[=:]\s*[\"']?)(?:bearer\s+)?[^\s\"',;&]{{4,}}"),
-    re.compile(r"(?P<name>://)[^/\s@]+(?=@)"),
-    re.compile(r"(?i)(?P<name>\bbearer\s+)[\w.~+/-]{8,}=*"),
-    re.compile(
-        r"(?P<name>)\b(?:hf_|gh[pousr]_|github_pat_|glpat-|sk-|xox[abp]-|nvapi-|AKIA)[\w-]{8,}"
-    ),
-    re.compile(r"(?P<name>)-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?(?:-----END[^\n]*|\Z)"),
-)
 _EMAIL = re.compile(r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+")
 _ADDRESS = re.compile(r"(?<![\d.])(?:\d{1,3}\.){3}\d{1,3}(?![\d.])")
 _PATH = re.compile(r"(?<![\w.:/<>~-])~?/(?:[^\s\"'`,;:()\[\]{}<>|/]+/)+[^\s\"'`,;:()\[\]{}<>|/]*")
@@ -64,9 +56,7 @@ class Redactor:
 
     def text(self, text: str) -> str:
         """Return the text without what it should not tell."""
-        for pattern in _SECRETS:
-            text = pattern.sub(lambda match: match["name"] + SECRET, text)
-        text = _EMAIL.sub("<email>", text)
+        text = _EMAIL.sub("<email>", without_secrets(text, SECRET))
         for folder in sorted(self.folders, key=len, reverse=True):
             text = re.sub(rf"(?<![\w./-]){re.escape(folder)}(?![\w-])", self.folders[folder], text)
         text = _PATH.sub(_path, text)

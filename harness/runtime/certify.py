@@ -97,7 +97,7 @@ def _lost(left: list[KernelCase], progress: Progress) -> CertifiedCase:
     what = HANG if fault == HANG else ILLEGAL_ADDRESS if _is_address(fault) else "device fault"
     if fault.startswith("signal "):
         what = f"process ended by {fault}"
-    return judged(case, progress.expected, Side(what=what, text="" if what == fault else fault))
+    return judged(case, progress.expected, Side(what=what, text="" if fault in what else fault))
 
 
 def _is_address(text: str) -> bool:

@@ -176,13 +176,18 @@ def _missing_gpus(due: int, world: World, num_gpus: int, options: Options) -> st
 
 def _too_few(item: Loaded, due: int, world: World) -> str:
     parallel = item.scenario.parallel
-    flag = "--ntasks" if world.launcher == "srun" else "--nproc-per-node"
     return (
         f"{item.file}:{item.line}: {item.scenario.id} needs {due} ranks "
         f"(context parallel {due // parallel.tensor_model_parallel_size} * tensor parallel "
         f"{parallel.tensor_model_parallel_size}), this run has {world.world_size}; start it with "
-        f"{flag} {due}, or use level: scorer, where any number of ranks serves"
+        f"{ranks_flag(world, due)}, or use level: scorer, where any number of ranks serves"
     )
+
+
+def ranks_flag(world: World, ranks: int) -> str:
+    """Return what starts that many ranks: the launcher's flag, and that of ``dsa-harness run``."""
+    flag = "--ntasks" if world.launcher == "srun" else "--nproc-per-node"
+    return f"{flag} {ranks} (dsa-harness run: --ranks {ranks})"
 
 
 def _unreadable_injections(planned: Sequence[Planned]) -> list[str]:

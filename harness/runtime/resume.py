@@ -15,7 +15,7 @@ from harness.record.files import RUN_FILE, RecordFileError, read_record, result_
 from harness.record.result import RunRecord, ScenarioResult
 from harness.runtime.devices import num_gpus
 from harness.runtime.options import Options, UsageError
-from harness.runtime.plan import Planned
+from harness.runtime.plan import Planned, ranks_flag
 from harness.runtime.plan_file import PlanError, RunPlan, read_plan
 from harness.runtime.recovery import recover
 from harness.runtime.run_folder import RunFolder, RunFolderError
@@ -89,10 +89,9 @@ def plan_to_resume(world: World, folder: Path) -> RunPlan:
 
 def _in_the_way(item: Planned, world: World, gpus: int) -> Iterator[str]:
     if item.num_ranks > world.world_size:
-        flag = "--ntasks" if world.launcher == "srun" else "--nproc-per-node"
         yield (
             f"{item.scenario.id} was planned on {item.num_ranks} ranks, this run has "
-            f"{world.world_size}; start it with {flag} {item.num_ranks}"
+            f"{world.world_size}; start it with {ranks_flag(world, item.num_ranks)}"
         )
     elif item.device == "cuda" and not gpus:
         yield (

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 
 from harness.record.text import visible
 from harness.record.verdict import ExitCode
@@ -109,7 +110,7 @@ def _why(stopped: GateResult) -> str:
 def run_gate(gate: Gate) -> GateResult:
     """Run one gate in a session of its own and leave nothing of it behind."""
     began = time.monotonic()
-    with tempfile.TemporaryFile() as output:
+    with _unwound_by_sigterm(), tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
             gate.command,
             cwd=ROOT,
@@ -135,6 +136,20 @@ def run_gate(gate: Gate) -> GateResult:
         return GateResult(gate=gate, state=GateState.NOT_RUN, found=last, seconds=seconds)
     found = _ended(code, gate.limit_s)
     return GateResult(gate=gate, state=GateState.FAILED, found=found, seconds=seconds, tail=tail)
+
+
+@contextlib.contextmanager
+def _unwound_by_sigterm() -> Iterator[None]:
+    """Have a SIGTERM, as ``timeout`` sends it, end the gate's processes on its way out."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _ended(code: int | None, limit_s: float) -> str:

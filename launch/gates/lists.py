@@ -9,6 +9,7 @@ from launch.gates.gate import Gate
 _PROBES = (sys.executable, "-m", "launch.gates.probes")
 _RUNS = (sys.executable, "-m", "launch.gates.runs")
 _PLAIN = "scenarios/hardware/selftest-plain.yaml"
+_SCORER = "scenarios/hardware/selftest-scorer.yaml"
 _CUDNN = "scenarios/hardware/selftest-cudnn.yaml"
 _MODELLED = "scenarios/hardware/selftest-modelled.yaml"
 # Layers of Megatron's own stand in for a missing Transformer Engine: groups and layout are tried.
@@ -158,7 +159,7 @@ def _fault_gates() -> tuple[Gate, ...]:
         Gate(
             name="planted illegal address",
             what="a stray write in phase score is a memory fault of that phase",
-            command=(*_RUNS, "memory_fault", "--phase", "score", _CUDNN, *planted),
+            command=(*_RUNS, "memory_fault", "--phase", "score", _SCORER, *planted),
             limit_s=300,
             todo="no verdict about addresses can be trusted here; report it with the lines above",
             behind=("context",),
@@ -166,7 +167,7 @@ def _fault_gates() -> tuple[Gate, ...]:
         Gate(
             name="core dump",
             what="the same stray write leaves a core dump",
-            command=(*_RUNS, "memory_fault", "--core-dump", "--coredump", _CUDNN, *planted),
+            command=(*_RUNS, "memory_fault", "--core-dump", "--coredump", _SCORER, *planted),
             limit_s=420,
             todo="see that the run folder's file system has room, and CUDA_ENABLE_COREDUMP_ON_"
             "EXCEPTION is not set to 0",
@@ -176,7 +177,7 @@ def _fault_gates() -> tuple[Gate, ...]:
             name="sanitizer",
             what="compute-sanitizer names the same stray write",
             command=(
-                *_RUNS, "memory_fault", "--finding", "--sanitizer", "memcheck@0", _CUDNN, *planted,
+                *_RUNS, "memory_fault", "--finding", "--sanitizer", "memcheck@0", _SCORER, *planted,
             ),
             limit_s=600,
             todo="install the extra `debug`, or the CUDA toolkit",

@@ -1,5 +1,7 @@
 """The comparison between models and kernels, with models in the place of the device."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -121,6 +123,22 @@ def test_an_address_that_shows_no_fault_proves_nothing():
     found = held(case, model, standing_in(fixed, case.name))
     assert found.state is CaseState.NOT_SHOWN
     assert "proves nothing" in found.reason
+
+
+def test_a_lost_context_behind_another_error_is_a_fault_of_that_call():
+    def refuse(**arguments):
+        raise RuntimeError("launch failed")
+
+    def lost():
+        raise torch.AcceleratorError("an illegal memory access was encountered")
+
+    (case,) = kernel_cases("1.32.0", "sm90", only=["indexer_forward/limits/ratio1/6x40"])
+    model = modelled(StandIn(cudnn_frontend="1.32.0", arch="sm90"))
+    kernels = SimpleNamespace(indexer_forward_wrapper=refuse)
+    found = run_case(case, model, kernels, device="cpu", synchronize=lambda: None)
+    assert found.kernel == "raised RuntimeError"
+    with pytest.raises(torch.AcceleratorError):
+        run_case(case, model, kernels, device="cpu", synchronize=lost)
 
 
 def test_without_flash_mla_its_cases_are_not_compared():

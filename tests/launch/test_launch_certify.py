@@ -6,6 +6,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from harness.kernels import detect
 from launch.certify import certify
 
 needs_no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="shows what a GPU changes")
@@ -23,6 +24,18 @@ def test_without_a_gpu_nothing_ran_and_nothing_is_written(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_kernels_that_do_not_load_are_named(monkeypatch):
+    facts = detect.KernelFacts(
+        accepts_causal_offsets=None, mask_alignment=None, reason="No module named 'cutlass'"
+    )
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    monkeypatch.setattr(detect, "installed_facts", lambda: facts)
+    found = call()
+    assert found.exit_code == 5
+    assert "do not load: No module named 'cutlass'" in found.output
+
+
 def test_cases_are_listed_with_their_basis():
     lines = call("--list", "--only", "indexer_forward/mask_leak/*").output.splitlines()
     assert len(lines) == 4
@@ -36,6 +49,7 @@ def test_cases_are_listed_with_their_basis():
         (["--stand-in", "1.32.0@sm90", "--defects", "nonsense"], "no defect is called nonsense"),
         (["--stand-in", "1.32.0@sm90", "--plant", "cell"], "then :CASE"),
         (["--plant", "cell:x"], "goes with --stand-in"),
+        (["--stand-in", "1.32.0@sm90", "--plant", "cell:x"], "no case that runs is called x"),
         (["--stand-in", "1.32.0@sm90", "--only", "zzz"], "no case is called like zzz"),
     ],
 )

@@ -1,6 +1,7 @@
 """``dsa-harness selftest``: gates that pass, fail, hang, crash and lack something."""
 
 import json
+import signal
 import sys
 
 import pytest
@@ -79,6 +80,22 @@ def test_children_of_a_gate_do_not_outlive_it(tmp_path):
     )
     (result,) = run_gates([gate("g", code, limit_s=5.0)])
     assert result.state is GateState.FAILED
+    with pytest.raises(ProcessLookupError):
+        _wait_gone(int(told.read_text()))
+
+
+def test_sigterm_ends_the_children_of_a_gate_too(tmp_path):
+    told = tmp_path / "pid"
+    code = (
+        "import os, signal, time; "
+        f"open({str(told)!r}, 'w').write(str(os.getpid())); "
+        "os.kill(os.getppid(), signal.SIGTERM); time.sleep(600)"
+    )
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as found:
+        list(run_gates([gate("g", code)]))
+    assert found.value.code == 128 + signal.SIGTERM
+    assert signal.getsignal(signal.SIGTERM) is before
     with pytest.raises(ProcessLookupError):
         _wait_gone(int(told.read_text()))
 

@@ -292,10 +292,18 @@ def test_secrets_are_in_no_output(tmp_path):
     [
         ("API_KEY=abc123def", "API_KEY=***"),
         ("password: correcthorse", "password: ***"),
-        ("Authorization: Bearer abcdefgh.ijkl", "Authorization: *** ***"),
+        ("Authorization: Bearer abcdefgh.ijkl", "Authorization: Bearer ***"),
         ("https://u:p@host/path", "https://***@host/path"),
         ("--wandb-api-key deadbeef01", "--wandb-api-key ***"),
         ("key_positions=tensor([0, 1])", "key_positions=tensor([0, 1])"),
+        ("WANDB_API_KEY=0123456789abcdef", "WANDB_API_KEY=***"),
+        ("Authorization: Basic dXNlcjpwdw", "Authorization: Basic ***"),
+        ("https://u:p@ss/w@host/path", "https://***@host/path"),
+        ('password = "two words", n=1', 'password = "***", n=1'),
+        ("wandb_api_key ........ deadbeef01", "wandb_api_key ........ ***"),
+        ("DB_PASS=ab,cdef x=1", "DB_PASS=*** x=1"),
+        ("GET https://host/x?sig=abcdef&n=1", "GET https://host/x?sig=***&n=1"),
+        ("key: torch.Size([4])", "key: torch.Size([4])"),
         ("total_tokens=131072", "total_tokens=131072"),
         ("calculate_per_token_loss=True", "calculate_per_token_loss=True"),
         ("dsa_indexer_topk=2048", "dsa_indexer_topk=2048"),
@@ -421,3 +429,12 @@ def test_the_data_is_json():
     data = json.loads(json.dumps(as_data(found)))
     assert data["software"]["megatron_commit"] == "2b3e3b70c1"
     assert data["fields"][0]["sources"][0]["line"] == 10
+
+
+def test_secrets_are_masked_in_every_field_of_the_data(tmp_path):
+    path = tmp_path / "HF_TOKEN=hf_abcdefghijklmnop.log"
+    path.write_text("GPU 0: NVIDIA GeForce API_KEY=0123456789abcdef\nfp16=True\n")
+    done = CliRunner().invoke(cli, ["intake", str(path), "--format", "json"])
+    assert done.exit_code == 0, done.output
+    assert "hf_abcdefghijklmnop" not in done.output
+    assert "0123456789abcdef" not in done.output

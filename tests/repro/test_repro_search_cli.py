@@ -65,3 +65,18 @@ def test_an_earlier_minimisation_is_not_written_over(case):
 )
 def test_durations(text, seconds):
     assert Duration().convert(text, None, None) == seconds
+
+
+@pytest.mark.parametrize("command", ["search", "minimise"])
+def test_a_folder_that_cannot_be_made_is_a_mistake_of_the_user(case, command):
+    assert "--out /proc/no" in refused(command, "case.yaml", "--out", "/proc/no")
+
+
+def test_a_signature_nested_without_end_is_refused(case):
+    (case / "deep.json").write_text("[" * 100_000)
+    said = refused("minimise", "case.yaml", "--signature", "deep.json")
+    assert "expected a signature or a result of a run" in said
+
+
+def test_an_empty_name_is_no_file_to_write(case):
+    assert "Is a directory" in refused("export", "case.yaml", "--to", "script", "--out", "")

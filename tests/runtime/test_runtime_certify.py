@@ -38,6 +38,7 @@ def test_a_lost_process_is_the_answer_of_one_case(plant, kernel):
     by_name = {case.name: case for case in found}
     lost = by_name.pop(AT)
     assert (lost.state, lost.model, lost.kernel) == (CaseState.DIFFERS, "returned", kernel)
+    assert lost.differences[0].kernel == kernel
     assert {case.state for case in by_name.values()} == {CaseState.AGREES}
     assert device.device == "none"
 

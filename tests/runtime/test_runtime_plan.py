@@ -73,7 +73,8 @@ def test_too_few_ranks_are_said_for_every_scenario_at_once(make_scenario):
         plan(loaded, WORLD, OPTIONS, num_gpus=0)
     assert caught.value.problems[0] == (
         "s.yaml:3: a needs 8 ranks (context parallel 8 * tensor parallel 1), this run has 4; start "
-        "it with --nproc-per-node 8, or use level: scorer, where any number of ranks serves"
+        "it with --nproc-per-node 8 (dsa-harness run: --ranks 8), or use level: scorer, where any "
+        "number of ranks serves"
     )
     assert len(caught.value.problems) == 2
 

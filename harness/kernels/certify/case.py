@@ -124,6 +124,8 @@ def run_side(
     except Exception as error:
         if is_device_fault(error):
             raise
+        # A lost context may first show as an error of the launcher's own; the fault is this call's.
+        synchronize()
         return Side(what=f"raised {_kind(error)}", text=str(error)[:400])
     named = _named(case.wrapper, result)
     # Arguments come back too: some wrappers write into them, and looks read them.

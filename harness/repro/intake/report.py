@@ -52,6 +52,19 @@ def markdown(intake: Intake, problems: tuple[str, ...] = ()) -> str:
 
 def as_data(intake: Intake, problems: tuple[str, ...] = ()) -> dict[str, Any]:
     """Return the report as JSON-ready data."""
+    return _clean(_data(intake, problems))
+
+
+def _clean(value: Any) -> Any:
+    """Return data with secrets masked in every text, names of files among them."""
+    if isinstance(value, dict):
+        return {_clean(name): _clean(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_clean(item) for item in value]
+    return masked(value) if isinstance(value, str) else value
+
+
+def _data(intake: Intake, problems: tuple[str, ...]) -> dict[str, Any]:
     return {
         "schema_version": SCHEMA_VERSION,
         "files": intake.num_lines,
@@ -66,12 +79,12 @@ def as_data(intake: Intake, problems: tuple[str, ...] = ()) -> dict[str, Any]:
             for one in intake.draft.fields
         ],
         "faults": [
-            {"name": fact.name, "value": masked(str(fact.value)), **_source(fact)}
+            {"name": fact.name, "value": str(fact.value), **_source(fact)}
             for fact in _first_of_each(intake, _FAULTS)
         ],
         "software": {fact.name: fact.value for fact in _first_of_each(intake, _SOFTWARE)},
         "notes": list(intake.draft.notes),
-        "problems": [masked(problem) for problem in problems],
+        "problems": list(problems),
         "candidates": [
             {
                 "number": one.kind.number,
@@ -171,4 +184,4 @@ def _candidate(one: Candidate) -> Iterator[str]:
 def _questions(intake: Intake) -> Iterator[str]:
     for number, one in enumerate(intake.questions, start=1):
         fields = f" (until then a default: {', '.join(one.fields)})" if one.fields else ""
-        yield f"{number}. {one.topic}: {one.text}{fields}"
+        yield masked(f"{number}. {one.topic}: {one.text}{fields}")
