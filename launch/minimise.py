@@ -126,6 +126,16 @@ def _acceptance(text: str) -> Acceptance:
     return Acceptance(hits=int(match[1]), trials=int(match[2]))
 
 
+def _claim(folder: Path, scenario: Scenario) -> None:
+    """Note which case a folder is about; results of another one are not to be overwritten."""
+    note = folder / "given"
+    case = f"{scenario.content_hash} {scenario.id}\n"
+    if note.exists() and note.read_text(encoding="utf-8").split()[0] != scenario.content_hash:
+        other = note.read_text(encoding="utf-8").strip()
+        raise WarmError(f"{folder}: holds a minimisation of {other}; choose another --out")
+    note.write_text(case, encoding="utf-8")
+
+
 def _minimise(
     scenario: Scenario,
     *,
@@ -151,6 +161,7 @@ def _minimise(
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise WarmError(f"--out {folder}: {error.strerror or error}; choose another") from error
+    _claim(folder, scenario)
     ticker = Ticker()
     options = run_options(megatron)
     rerun = rerun_command(num_ranks, megatron)

@@ -56,7 +56,8 @@ def test_the_selection_holds_every_pair_and_the_rest_everything_else():
     assert len(PAIRWISE) == len(KINDS) * len(PHASES)
     everything = set(itertools.product(KINDS, PHASES, RANKS))
     assert set(_names(PAIRWISE)) | set(_names(REST)) == everything
-    assert set(PROCESS_KINDS) <= set(KINDS)
+    # A stray write on a GPU is not run without one; the hardware self-test plants it.
+    assert set(PROCESS_KINDS) - {"device_fault"} <= set(KINDS)
     assert RANKS == (0, 1, NUM_RANKS - 1)
 
 

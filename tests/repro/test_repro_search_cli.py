@@ -3,6 +3,7 @@
 import pytest
 from click.testing import CliRunner
 
+from harness.scenario.loader import load
 from launch.cli import cli
 from launch.durations import Duration
 
@@ -80,3 +81,16 @@ def test_a_signature_nested_without_end_is_refused(case):
 
 def test_an_empty_name_is_no_file_to_write(case):
     assert "Is a directory" in refused("export", "case.yaml", "--to", "script", "--out", "")
+
+
+def test_a_folder_of_another_case_is_not_gone_on_with(tmp_path):
+    from launch.minimise import _claim
+    from launch.warm_options import WarmError
+
+    (one, other) = load(
+        ["scenarios/search/unfused.yaml", "scenarios/search/training.yaml"]
+    ).scenarios
+    _claim(tmp_path, one.scenario)
+    _claim(tmp_path, one.scenario)
+    with pytest.raises(WarmError, match=r"holds a minimisation of .*; choose another --out"):
+        _claim(tmp_path, other.scenario)

@@ -149,7 +149,10 @@ def scenarios(draw):
                 dsa_indexer_loss_coeff=st.floats(0, 10),
                 dsa_indexer_use_sparse_loss=st.booleans(),
                 calculate_per_token_loss=st.booleans(),
-                recompute=some("none", "selective", "full"),
+                # Only a backward of layers has something to compute again.
+                recompute=some("none", "selective", "full")
+                if backward and level != "scorer"
+                else st.just("none"),
             )
         ),
         graph=draw(
