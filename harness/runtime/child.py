@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import gc
 import importlib
 import os
 import signal
@@ -155,6 +156,8 @@ def run_task(task: Task, *, last: bool = True) -> bool:
                 # So that no rank's end closes a socket that another still reads from. Nothing is
                 # torn down beyond that: it takes longer than a small scenario and proves nothing.
                 _canary(task)
+            else:
+                _end_groups(task)
         except Exception as error:  # noqa: BLE001 (it becomes the rank's evidence)
             traceback.print_exc()
             journal.evidence(exception_evidence(error))
@@ -163,6 +166,22 @@ def run_task(task: Task, *, last: bool = True) -> bool:
         injector.note_unused()
         journal.close()
         return True
+
+
+def _end_groups(task: Task) -> None:
+    """End the groups of a task that others follow, when every rank is through with it.
+
+    Megatron forgets its groups without ending them. Each keeps threads and memory (on a GPU a
+    communicator), which would add up over the tasks of a process.
+    """
+    import torch.distributed as dist
+
+    _canary(task)
+    for group in list(dist.distributed_c10d._world.pg_map):
+        if group is not dist.group.WORLD:
+            dist.destroy_process_group(group)
+    # Modules hold groups in cycles, which the collector is in no hurry to find.
+    gc.collect()
 
 
 @contextlib.contextmanager

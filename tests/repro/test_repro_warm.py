@@ -184,3 +184,34 @@ def test_ctrl_c_ends_a_search_with_its_report(tmp_path):
     assert "ended: a signal" in told
     (folder,) = tmp_path.iterdir()
     assert json.loads((folder / "search.json").read_text())["ending"] == "stopped"
+
+
+def threads_of_ranks(warm):
+    """Threads of each process that the forkserver of warm ranks started."""
+    children = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                with open(f"/proc/{entry}/stat") as stream:
+                    parent = int(stream.read().rpartition(")")[2].split()[1])
+                children.setdefault(parent, []).append(int(entry))
+            except (OSError, ValueError):
+                continue
+    servers = children.get(os.getpid(), [])
+    ranks = [pid for server in servers for pid in children.get(server, [])]
+    return [len(os.listdir(f"/proc/{pid}/task")) for pid in ranks]
+
+
+def test_groups_of_cases_do_not_add_up_in_their_processes(warm):
+    """Each case makes groups with threads of their own, which end with it.
+
+    One group of a case may stay until a cache of bounded size lets it go: three threads.
+    """
+    cases = [scenario(microbatches=(MicrobatchSpec(sequences=(8 + n,)),)) for n in range(8)]
+    for case in cases[:2]:
+        assert warm.evaluate(case).verdict is Verdict.PASS
+    before = threads_of_ranks(warm)
+    assert before, "the rank processes are found"
+    for case in cases[2:]:
+        assert warm.evaluate(case).verdict is Verdict.PASS
+    assert max(threads_of_ranks(warm)) <= max(before) + 4 * len(cases[2:])
