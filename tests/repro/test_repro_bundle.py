@@ -153,7 +153,7 @@ def test_harmless_text_stays(text):
         ("--wandb-api-key deadbeef01", "deadbeef01"),
         ("AWS_ACCESS_KEY_ID=0123456789", "0123456789"),
         ("https://me:p@ss/w0rd@host.example/x", "w0rd"),
-        ("~/work/secret/file.py", "work/secret"),
+        ("~/jobs/secret/file.py", "jobs/secret"),
         ("node-a failed, node-a again", "node-a"),
     ],
 )
