@@ -6,6 +6,7 @@ No torch: a verdict can be computed again from the files of a run whose processe
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import product
 
 from harness.record.autograd import AutogradEvidence
@@ -232,15 +233,7 @@ def _proof(journals: Sequence[JournalContent], injected: tuple[str, ...]) -> Pro
     facts: dict[str, FactValue] = {}
     for proof in proofs:
         facts.update(proof.facts)
-    return Proof(
-        kernels=first.kernels,
-        provider=first.provider,
-        shims=first.shims,
-        overlays=first.overlays,
-        injected=injected,
-        evidence=first.evidence,
-        facts=facts,
-    )
+    return replace(first, injected=injected, facts=facts)
 
 
 def conclude(

@@ -262,3 +262,9 @@ def test_a_refusal_is_expected_only_in_its_type_and_with_its_facts(judged, chang
     assert attempt.verdict is Verdict.REFUSED
     assert result.outcome is (Outcome.EXPECTED if words is None else Outcome.UNEXPECTED)
     assert (words or "") in result.explanation
+
+
+def test_an_attempt_says_all_that_its_ranks_proved(judged):
+    proof = replace(PROOF_132, certified="never certified", shims=("a",), evidence=("memo",))
+    attempt, _result = judged(SELECTION, PATH, WINDOW, proof=proof)
+    assert attempt.proof == proof
