@@ -12,12 +12,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from harness.overlays import effective_group, graph_warnings, layout_memo, scoring_plan
 from harness.overlays.causal_offsets import CausalOffsets
-from harness.overlays.effective_group import EffectiveGroup
-from harness.overlays.graph_warnings import GraphWarnings
-from harness.overlays.layout_memo import LayoutMemo
 from harness.overlays.refusal import OverlayRefusedError
-from harness.overlays.scoring_plan import ScoringPlanOverlay
 
 
 class Overlay(Protocol):
@@ -51,19 +48,19 @@ OVERLAYS: dict[str, Entry] = {
         doc="Passes q_causal_offsets, derived from the segment lengths, to the forward wrapper.",
     ),
     "layout_memo": Entry(
-        overlay=LayoutMemo(),
+        overlay=layout_memo.OVERLAY,
         doc="Makes layout tables on the host and keeps them for the layers of a microbatch.",
     ),
     "scoring_plan": Entry(
-        overlay=ScoringPlanOverlay(),
+        overlay=scoring_plan.OVERLAY,
         doc="Decides the scorer of a call from its layout, before anything is launched.",
     ),
     "effective_group": Entry(
-        overlay=EffectiveGroup(),
+        overlay=effective_group.OVERLAY,
         doc="Computes a microbatch on its own context-parallel group, and puts the other back.",
     ),
     "graph_warnings": Entry(
-        overlay=GraphWarnings(),
+        overlay=graph_warnings.OVERLAY,
         doc="Warns when a configuration has CUDA graphs, DSA and context parallelism.",
     ),
 }

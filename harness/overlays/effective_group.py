@@ -23,45 +23,18 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
-from harness.overlays.patching import VARIANT, Patches, argument_of, found, installed_by
+from harness.overlays.patching import VARIANT, Correction, Patches, argument_of, found
 from harness.overlays.refusal import OverlayRefusedError
 
 NAME = "effective_group"
 _ABSORBED = f"{VARIANT}.absorbed_mla"
 _DSA = f"{VARIANT}.dsa"
 _PROJECTS = "get_query_key_value_tensors"
-
-
-class EffectiveGroup:
-    """The overlay as the harness's table holds it."""
-
-    provides: Mapping[str, bool] = types.MappingProxyType({"has_dynamic_cp": True})
-
-    def check(self, facts: Mapping[str, object]) -> None:
-        """Refuse builds that take a microbatch's group themselves.
-
-        Raises:
-            OverlayRefusedError: when the overlay does not fit.
-        """
-        if facts.get("has_dynamic_cp"):
-            raise OverlayRefusedError(
-                f"overlay {NAME}: this Megatron has dynamic_context_parallel and takes the group "
-                "of a microbatch itself; remove the overlay"
-            )
-
-    def wrap(self, namespace: Any) -> Any:
-        """Return the kernels as they are."""
-        return namespace
-
-    def install(self) -> Callable[[], None]:
-        """Correct the loaded Megatron; returns what takes the correction out again."""
-        return install()
 
 
 def install() -> Callable[[], None]:
@@ -73,13 +46,13 @@ def install() -> Callable[[], None]:
     Raises:
         OverlayRefusedError: when the build takes the group itself, or has other attention classes.
     """
-    return installed_by(_install, NAME)
+    return OVERLAY.install()
 
 
 def _install(patches: Patches) -> None:
     config: Any = found(NAME, "megatron.core.transformer.transformer_config", "TransformerConfig")
     fields = config.__dataclass_fields__
-    EffectiveGroup().check({"has_dynamic_cp": "dynamic_context_parallel" in fields})
+    OVERLAY.check({"has_dynamic_cp": "dynamic_context_parallel" in fields})
     params: Any = found(NAME, "megatron.core.packed_seq_params", "PackedSeqParams")
     lacking = {"local_cp_size", "cp_group"} - set(params.__dataclass_fields__)
     if lacking:
@@ -277,3 +250,13 @@ class _ReplayedOnGroup:
 
         made.checkpoint = on_same_group
         return made
+
+
+OVERLAY = Correction(
+    name=NAME,
+    provides={"has_dynamic_cp": True},
+    unless="has_dynamic_cp",
+    does="has dynamic_context_parallel and takes the group of a microbatch itself",
+    patch=_install,
+)
+"""The overlay as the harness's table holds it."""

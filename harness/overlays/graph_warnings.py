@@ -16,44 +16,17 @@ from __future__ import annotations
 
 import functools
 import importlib
-import types
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
-from harness.overlays.patching import Patches, found, installed_by
+from harness.overlays.patching import Correction, Patches, found
 from harness.overlays.refusal import OverlayRefusedError
 
 NAME = "graph_warnings"
 _CONFIG = "megatron.core.transformer.transformer_config"
 _DYNAMIC = ("dynamic_context_parallel", "hybrid_context_parallel")
 """Names of the switch for Dynamic CP, over builds."""
-
-
-class GraphWarnings:
-    """The overlay as the harness's table holds it."""
-
-    provides: Mapping[str, bool] = types.MappingProxyType({"warns_packed_cp_graphs": True})
-
-    def check(self, facts: Mapping[str, object]) -> None:
-        """Refuse builds that warn themselves.
-
-        Raises:
-            OverlayRefusedError: when the overlay does not fit.
-        """
-        if facts.get("warns_packed_cp_graphs"):
-            raise OverlayRefusedError(
-                f"overlay {NAME}: this Megatron warns of packed DSA under CUDA graphs itself; "
-                "remove the overlay"
-            )
-
-    def wrap(self, namespace: Any) -> Any:
-        """Return the kernels as they are."""
-        return namespace
-
-    def install(self) -> Callable[[], None]:
-        """Correct the loaded Megatron; returns what takes the correction out again."""
-        return install()
 
 
 def install() -> Callable[[], None]:
@@ -65,7 +38,7 @@ def install() -> Callable[[], None]:
     Raises:
         OverlayRefusedError: when the configuration has no CUDA-graph mode or DSA, or warns itself.
     """
-    return installed_by(_install, NAME)
+    return OVERLAY.install()
 
 
 def _install(patches: Patches) -> None:
@@ -78,7 +51,7 @@ def _install(patches: Patches) -> None:
             f"{', '.join(sorted(needed - names))}, found none; use a build with packed DSA, or "
             "remove the overlay"
         )
-    GraphWarnings().check({"warns_packed_cp_graphs": _warns(importlib.import_module(_CONFIG))})
+    OVERLAY.check({"warns_packed_cp_graphs": _warns(importlib.import_module(_CONFIG))})
     patches.put(config, "__post_init__", _warning(config.__post_init__))
 
 
@@ -117,3 +90,13 @@ def due_warning(config: Any) -> str | None:
         f"cuda_graph_impl {impl!r} with packed DSA and {spread} is experimental: capture and "
         "replay of packed DSA layers under CUDA graphs are not supported yet."
     )
+
+
+OVERLAY = Correction(
+    name=NAME,
+    provides={"warns_packed_cp_graphs": True},
+    unless="warns_packed_cp_graphs",
+    does="warns of packed DSA under CUDA graphs itself",
+    patch=_install,
+)
+"""The overlay as the harness's table holds it."""

@@ -21,8 +21,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
@@ -30,8 +29,7 @@ import torch
 
 from harness.overlays.boundaries import on_host, version_of
 from harness.overlays.host_tables import gathered_index, local_positions, split, to_device
-from harness.overlays.patching import VARIANT, Patches, argument_of, found, installed_by
-from harness.overlays.refusal import OverlayRefusedError
+from harness.overlays.patching import VARIANT, Correction, Patches, argument_of, found
 
 NAME = "layout_memo"
 _DSA = f"{VARIANT}.dsa"
@@ -49,32 +47,6 @@ _MICROBATCH: ContextVar[Any] = ContextVar("packed_seq_params", default=None)
 Memo = dict[tuple[Any, ...], Any]
 
 
-class LayoutMemo:
-    """The overlay as the harness's table holds it."""
-
-    provides: Mapping[str, bool] = types.MappingProxyType({"has_layout_memo": True})
-
-    def check(self, facts: Mapping[str, object]) -> None:
-        """Refuse builds that keep their tables already.
-
-        Raises:
-            OverlayRefusedError: when the overlay does not fit.
-        """
-        if facts.get("has_layout_memo"):
-            raise OverlayRefusedError(
-                f"overlay {NAME}: this Megatron keeps the layout tables of a microbatch itself; "
-                "remove the overlay"
-            )
-
-    def wrap(self, namespace: Any) -> Any:
-        """Return the kernels as they are."""
-        return namespace
-
-    def install(self) -> Callable[[], None]:
-        """Correct the loaded Megatron; returns what takes the correction out again."""
-        return install()
-
-
 def install() -> Callable[[], None]:
     """Correct the loaded Megatron in this process.
 
@@ -84,13 +56,13 @@ def install() -> Callable[[], None]:
     Raises:
         OverlayRefusedError: when the build has a memo, or other builders than those of 0.19.2.
     """
-    return installed_by(_install, NAME)
+    return OVERLAY.install()
 
 
 def _install(patches: Patches) -> None:
     attention = found(NAME, _DSA, "DSAttention")
     memo = any("memo" in name.lower() for name in vars(attention))
-    LayoutMemo().check({"has_layout_memo": memo})
+    OVERLAY.check({"has_layout_memo": memo})
     found(NAME, _DSA, "DSAttention.forward", ("packed_seq_params",))
     found(NAME, _LAYOUT, _POSITIONS, ("output_size", "cu_seqlens_cover_output"))
     found(NAME, _LAYOUT, _BOTH, ("key_local_output_size", "global_output_size"))
@@ -345,3 +317,13 @@ def _with_host_boundaries(apply: Callable[..., Any]) -> Callable[..., Any]:
         return apply(t, on_host(cu_seqlens), *args, **kwargs)
 
     return applied
+
+
+OVERLAY = Correction(
+    name=NAME,
+    provides={"has_layout_memo": True},
+    unless="has_layout_memo",
+    does="keeps the layout tables of a microbatch itself",
+    patch=_install,
+)
+"""The overlay as the harness's table holds it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -147,3 +147,41 @@ def installed_by(install: Callable[[Patches], None], overlay: str) -> Callable[[
         _ON.discard(overlay)
 
     return undo
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Correction:
+    """An overlay that corrects the build's own code, and leaves its kernels as they are.
+
+    Attributes:
+        name: Of the overlay.
+        provides: Facts that hold of a build with it.
+        unless: Fact of builds that need no such correction.
+        does: What such a build does itself, behind "this Megatron".
+        patch: Makes the correction.
+    """
+
+    name: str
+    provides: Mapping[str, bool]
+    unless: str
+    does: str
+    patch: Callable[[Patches], None]
+
+    def check(self, facts: Mapping[str, object]) -> None:
+        """Refuse builds that have the correction.
+
+        Raises:
+            OverlayRefusedError: when the overlay does not fit.
+        """
+        if facts.get(self.unless):
+            raise OverlayRefusedError(
+                f"overlay {self.name}: this Megatron {self.does}; remove the overlay"
+            )
+
+    def wrap(self, namespace: Any) -> Any:
+        """Return the kernels as they are."""
+        return namespace
+
+    def install(self) -> Callable[[], None]:
+        """Correct the loaded Megatron; returns what takes the correction out again."""
+        return installed_by(self.patch, self.name)

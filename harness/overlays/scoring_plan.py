@@ -24,7 +24,7 @@ import inspect
 import logging
 import sys
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -33,7 +33,7 @@ import torch
 
 from harness.overlays.hook_facts import layout_facts, with_facts
 from harness.overlays.packed_scorer import halves, select, whole_sequences
-from harness.overlays.patching import VARIANT, Patches, found, installed_by
+from harness.overlays.patching import VARIANT, Correction, Patches, found
 from harness.overlays.plan_facts import call_facts, key_bounds, mark_plain, plain_marked
 from harness.overlays.plan_resolver import (
     CallFacts,
@@ -42,7 +42,6 @@ from harness.overlays.plan_resolver import (
     report_once,
     resolve,
 )
-from harness.overlays.refusal import OverlayRefusedError
 
 NAME = "scoring_plan"
 _PLAN_MODULE = f"{VARIANT}.dsa_scoring_plan"
@@ -68,34 +67,6 @@ class _Taken:
 _TAKEN: ContextVar[_Taken | None] = ContextVar("scoring plan", default=None)
 
 
-class ScoringPlanOverlay:
-    """The overlay as the harness's table holds it."""
-
-    provides: Mapping[str, bool] = types.MappingProxyType(
-        {"has_scoring_plan": True, "reports_unfused_plan": True, "offers_layout_facts": True}
-    )
-
-    def check(self, facts: Mapping[str, object]) -> None:
-        """Refuse builds that resolve a plan themselves.
-
-        Raises:
-            OverlayRefusedError: when the overlay does not fit.
-        """
-        if facts.get("has_scoring_plan"):
-            raise OverlayRefusedError(
-                f"overlay {NAME}: this Megatron resolves a scoring plan itself (dsa_scoring_plan); "
-                "remove the overlay"
-            )
-
-    def wrap(self, namespace: Any) -> Any:
-        """Return the kernels as they are."""
-        return namespace
-
-    def install(self) -> Callable[[], None]:
-        """Correct the loaded Megatron; returns what takes the correction out again."""
-        return install()
-
-
 def install() -> Callable[[], None]:
     """Correct the loaded Megatron in this process.
 
@@ -105,12 +76,12 @@ def install() -> Callable[[], None]:
     Raises:
         OverlayRefusedError: when the build has a plan of its own, or another dispatcher.
     """
-    return installed_by(_install, NAME)
+    return OVERLAY.install()
 
 
 def _install(patches: Patches) -> None:
     variant: Any = importlib.import_module(VARIANT)
-    ScoringPlanOverlay().check({"has_scoring_plan": _has_plan_module()})
+    OVERLAY.check({"has_scoring_plan": _has_plan_module()})
     for hook in _HOOKS:
         found(NAME, _DISPATCH, hook, ("packed_seq_params", "cp_size", "single_packed_thd_sequence"))
     found(NAME, _DISPATCH, _RESOLVE, ("config", "hook_name"))
@@ -375,3 +346,13 @@ def _keeping_mark(convert: Callable[..., Any]) -> Callable[..., Any]:
         return bounds
 
     return converted
+
+
+OVERLAY = Correction(
+    name=NAME,
+    provides={"has_scoring_plan": True, "reports_unfused_plan": True, "offers_layout_facts": True},
+    unless="has_scoring_plan",
+    does="resolves a scoring plan itself (dsa_scoring_plan)",
+    patch=_install,
+)
+"""The overlay as the harness's table holds it."""
