@@ -47,6 +47,7 @@ _FORMS = (
     re.compile(r"(?i)(?P<name>\bbearer\s{1,3})[\w.~+/=-]{8,}"),
     re.compile(r"(?i)(?P<name>\bpassw(?:or)?d\s{1,3}(?:is\s{1,3})?)(?![=:.\s]|is\b)[^\s\"']{3,}"),
     re.compile(r"(?P<name>(?<!\S)(?:-u|--user)[ =][\"']?[\w.@-]{1,60}:)[^\s\"']+"),
+    re.compile(r"(?i)(?P<name>\blogin\b[^\n]{0,200}?\s-p[ =]?[\"']?)[^\s\"']+"),
     re.compile(
         r"(?P<name>)\b(?:hf_[A-Za-z0-9]{8,}|gh[pousr]_[A-Za-z0-9]{8,}|github_pat_\w{8,}"
         r"|glpat-[\w-]{8,}|nvapi-[\w-]{8,}|sk-[\w-]{16,}|AKIA[A-Z0-9]{8,}|xox[abpr]-[\w-]{8,}"

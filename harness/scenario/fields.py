@@ -32,9 +32,18 @@ INT32_MAX = 2**31 - 1
 class Section(BaseModel):
     """A mapping of the scenario file: closed, and strict about types."""
 
-    model_config = ConfigDict(
-        strict=True, extra="forbid", frozen=True, use_attribute_docstrings=True
-    )
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        # Only the command that writes the schema needs the source of these classes.
+        from harness.scenario.attribute_docs import describe
+
+        written = handler(schema)
+        describe(cls, handler.resolve_ref_schema(written).get("properties", {}))
+        return written
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,7 +105,11 @@ def _fork() -> Check:
     if "error" in done:
         return Check(name=name, health=Health.BAD, found=done["error"], advice="repair torch")
     if done["method"] == "forkserver":
-        return Check(name=name, health=Health.GOOD, found="children of a fork can use CUDA")
+        return Check(
+            name=name,
+            health=Health.GOOD,
+            found="importing torch leaves CUDA untouched, so ranks can be forked",
+        )
     return Check(
         name=name,
         health=Health.ABSENT,

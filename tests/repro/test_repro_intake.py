@@ -295,6 +295,9 @@ def test_secrets_are_in_no_output(tmp_path):
         ("Authorization: Bearer abcdefgh.ijkl", "Authorization: Bearer ***"),
         ("https://u:p@host/path", "https://***@host/path"),
         ("--wandb-api-key deadbeef01", "--wandb-api-key ***"),
+        ("docker login -u me -p hunter22 nvcr.io", "docker login -u me -p *** nvcr.io"),
+        ("docker login -p hunter22", "docker login -p ***"),
+        ("python login.py --port 3", "python login.py --port 3"),
         ("key_positions=tensor([0, 1])", "key_positions=tensor([0, 1])"),
         ("WANDB_API_KEY=0123456789abcdef", "WANDB_API_KEY=***"),
         ("Authorization: Basic dXNlcjpwdw", "Authorization: Basic ***"),
@@ -353,6 +356,8 @@ HOSTILE = (
     "\x1b[" * 2000,
     "torch" * 800,
     "://" * 1300 + "@",
+    "login" * 800 + " -",
+    "login " * 660,
     "1." * 2000,
 )
 
