@@ -160,4 +160,6 @@ def _ending_text(ending: Ending) -> str:
     verdict, outcome = ending
     if outcome in (Outcome.UNEXPECTED, Outcome.FIXED):
         return f"{verdict} ({outcome})"
-    return "right" if verdict is Verdict.PASS else str(verdict)
+    if verdict is Verdict.PASS:
+        return "right"
+    return f"{verdict} as expected" if outcome is Outcome.EXPECTED else str(verdict)

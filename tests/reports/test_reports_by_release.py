@@ -82,6 +82,15 @@ def test_one_line_and_one_row_per_release_and_architecture() -> None:
     )
 
 
+def test_a_refusal_that_is_due_is_told_from_one_that_is_a_defect() -> None:
+    due, defect = (Verdict.REFUSED, Outcome.EXPECTED), (Verdict.REFUSED, Outcome.KNOWN)
+    assert lines_of(
+        ran("a[1]", "modelled 1.32.0 sm100", due),
+        ran("b[1]", "modelled 1.32.0 sm100", defect),
+        ran("b[2]", "modelled 1.27.0 sm100"),
+    ) == ["1.27.0 sm100: right in b", "1.32.0 sm100: refused as expected in a; refused in b"]
+
+
 def test_documents_show_it_where_there_are_several_releases_only() -> None:
     one = [ran("a[1]", "modelled 1.32.0 sm100"), ran("b", "modelled 1.32.0 sm100", KNOWN)]
     two = [*one, ran("a[2]", "modelled 1.27.0 sm100")]
