@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from harness.record.evidence import CallEvidence, ValueEvidence
+from harness.record.evidence import ValueEvidence
+from harness.record.path import CallEvidence
 from reports.table import Table, table
 from reports.text import number_ranges, shorten
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from harness.record.evidence import OverlapSlice, OverlapStats, PathEvidence
+from harness.record.path import PathEvidence
 from harness.record.result import Attempt
+from harness.record.selection import OverlapSlice, OverlapStats
 from reports.call_tables import call_table, value_table
 from reports.overlap import RankOverlap, behaviour_totals, parts_by, stages
 from reports.path_tables import path_tables

@@ -5,16 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from harness.record.codec import DecodeError, from_jsonable
-from harness.record.evidence import (
-    OverlapStats,
-    PathEvidence,
-    RowFinding,
-    SelectionEvidence,
-    ValueEvidence,
-)
+from harness.record.evidence import ValueEvidence
+from harness.record.path import PathEvidence
 from harness.record.rate import Rate
 from harness.record.rates import verdict_rates
 from harness.record.result import Attempt, ScenarioResult
+from harness.record.selection import OverlapStats, RowFinding, SelectionEvidence
 from harness.record.verdict import Outcome, Verdict
 from harness.scenario.spec import KnownRule
 from reports.faults import fault_findings, first_exception, known_fault_text

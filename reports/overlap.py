@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import reduce
 from operator import add
 
-from harness.record.evidence import (
+from harness.record.selection import (
     BehaviourEvidence,
     OverlapSlice,
     OverlapStats,

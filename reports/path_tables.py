@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from harness.record.evidence import LayoutEvidence, PathEvidence
+from harness.record.evidence import LayoutEvidence
 from harness.record.memo import MemoEvidence
+from harness.record.path import PathEvidence
 from harness.record.result import Attempt
 from reports.table import Table, table
 from reports.text import number_ranges, shorten

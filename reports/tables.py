@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import fields
 
 from harness.record.environment import Environment
-from harness.record.evidence import OverlapStats
 from harness.record.result import RunRecord
+from harness.record.selection import OverlapStats
 from harness.record.verdict import Outcome
 from reports.by_release import cell_text, families, short_names
 from reports.proof import RunProof

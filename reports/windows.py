@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from harness.record.evidence import WindowEvidence
+from harness.record.selection import WindowEvidence
 from reports.text import counted, number_ranges
 
 

@@ -10,7 +10,7 @@ import torch
 from harness.evidence.slots import slot_facts
 from harness.evidence.storage import Callers, address, callers_tensors, shared_with
 from harness.production.recorder import HookCall, Recorder
-from harness.record.evidence import CallEvidence, TensorFacts
+from harness.record.path import CallEvidence, TensorFacts
 from harness.reference.site import Site
 
 _SCALARS = (bool, int, float, str, type(None))

@@ -21,13 +21,8 @@ from harness.evidence.sharing import observe_layer, shared_path
 from harness.evidence.windows import kernel_windows, window_evidence
 from harness.layout import Pack, PlanDecision
 from harness.production.recorder import Recorder
-from harness.record.evidence import (
-    Evidence,
-    LayoutEvidence,
-    NoteEvidence,
-    OverlapStats,
-    SelectionEvidence,
-)
+from harness.record.evidence import Evidence, LayoutEvidence, NoteEvidence
+from harness.record.selection import OverlapStats, SelectionEvidence
 from harness.reference.behaviours import BEHAVIOURS, check_behaviour
 from harness.reference.half_heads import half_heads
 from harness.reference.marks import Mark, sort_slots

@@ -9,7 +9,7 @@ import torch
 
 from harness.kernels.wrapping import unwrap
 from harness.production.recorder import Recorder
-from harness.record.evidence import OffsetEvidence
+from harness.record.selection import OffsetEvidence
 from harness.reference.rows import RowTable
 from harness.reference.site import Site
 

@@ -11,7 +11,7 @@ from harness.evidence.compiles import compiles
 from harness.evidence.storage import callers_tensors, shared_with
 from harness.layout import PlanDecision
 from harness.production.recorder import Recorder
-from harness.record.evidence import PathEvidence
+from harness.record.path import PathEvidence
 from harness.reference.site import Site
 
 

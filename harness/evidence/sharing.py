@@ -9,7 +9,7 @@ import torch
 from harness.evidence.observation import ScorerObservation, observe_scorer
 from harness.kernels.wrapping import unwrap
 from harness.production.recorder import HookCall, Recorder
-from harness.record.evidence import SHARED_PLAN, PathEvidence
+from harness.record.path import SHARED_PLAN, PathEvidence
 from harness.reference.site import Site
 
 

@@ -8,7 +8,7 @@ import torch
 
 from harness.kernels.wrapping import unwrap
 from harness.production.recorder import HookCall, Recorder
-from harness.record.evidence import WindowEvidence
+from harness.record.selection import WindowEvidence
 from harness.reference.rows import RowTable
 from harness.reference.site import Site
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from harness.record.evidence import OverlapSlice, OverlapStats
+from harness.record.selection import OverlapSlice, OverlapStats
 
 NUM_BANDS = 33
 """Enough for a distance of 2^31."""

@@ -29,7 +29,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from harness.record.evidence import BehaviourEvidence
+from harness.record.selection import BehaviourEvidence
 from harness.reference.cut import Cut, cut_rows
 from harness.reference.marks import Mark, Slots, judge_slots, sort_slots
 from harness.reference.operands import Operands, ScoredRows, scored_rows

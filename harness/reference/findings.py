@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from harness.record.evidence import RowFinding
+from harness.record.selection import RowFinding
 from harness.reference.marks import WRONG_MARKS, Judged, Mark
 from harness.reference.rows import RowTable
 

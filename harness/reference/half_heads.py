@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from harness.record.evidence import BehaviourEvidence
+from harness.record.selection import BehaviourEvidence
 from harness.reference.operands import Operands
 from harness.reference.rows import RowTable
 from harness.reference.selection import judge_selection

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from harness.record.evidence import OverlapStats, RowFinding, SelectionEvidence
+from harness.record.selection import OverlapStats, RowFinding, SelectionEvidence
 from harness.reference.findings import MAX_FINDINGS, MAX_KEYS
 from harness.reference.site import Site
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from harness.record.evidence import RowFinding, SelectionEvidence
+from harness.record.selection import RowFinding, SelectionEvidence
 from harness.reference.bands import Bands
 from harness.reference.cut import cut_rows
 from harness.reference.findings import WorstRows

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from harness.record.evidence import OverlapSlice, OverlapStats
+from harness.record.selection import OverlapSlice, OverlapStats
 from harness.reference.marks import Judged, Mark
 from harness.reference.rows import HALVES, RowTable
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from harness.record.environment import Environment
-from harness.record.evidence import OverlapStats
 from harness.record.result import Attempt
+from harness.record.selection import OverlapStats
 from harness.record.verdict import Verdict
 from harness.repro.script import kernels_in_words, packages
 from harness.repro.source import Exported

@@ -19,9 +19,10 @@ from harness.evidence.observation import ScorerObservation, observe_scorer
 from harness.kernels.wrapping import unwrap
 from harness.layout import Pack
 from harness.record.codec import dumps
-from harness.record.evidence import Evidence, NoteEvidence, SelectionEvidence
+from harness.record.evidence import Evidence, NoteEvidence
 from harness.record.files import safe_name
 from harness.record.result import FactValue
+from harness.record.selection import SelectionEvidence
 from harness.record.verdict import Verdict
 from harness.runtime.engine import Stage
 from harness.scenario.known import VERSIONED, EffectiveBuild, matching_rule

@@ -13,27 +13,24 @@ from harness.record.autograd import AutogradEvidence
 from harness.record.codec import from_jsonable, to_jsonable
 from harness.record.copies import CopyEvidence
 from harness.record.deviation import Deviation
-from harness.record.evidence import (
-    BehaviourEvidence,
-    CallEvidence,
-    LayoutEvidence,
-    NoteEvidence,
-    OffsetEvidence,
-    PathEvidence,
-    SelectionEvidence,
-    ValueEvidence,
-    WindowEvidence,
-)
+from harness.record.evidence import LayoutEvidence, NoteEvidence, ValueEvidence
 from harness.record.graphs import GraphEvidence
 from harness.record.groups import GroupEvidence
 from harness.record.hook_call import HookCallEvidence
 from harness.record.launches import LaunchEvidence
 from harness.record.memo import MemoEvidence
 from harness.record.memory import MemoryEvidence
+from harness.record.path import CallEvidence, PathEvidence
 from harness.record.perturb import PerturbEvidence
 from harness.record.rates import verdict_rates
 from harness.record.replay import ReplayEvidence
 from harness.record.result import Attempt, FactValue, Proof, RankOutcome, ScenarioResult
+from harness.record.selection import (
+    BehaviourEvidence,
+    OffsetEvidence,
+    SelectionEvidence,
+    WindowEvidence,
+)
 from harness.record.state import StateEvidence
 from harness.record.timing import TimingEvidence
 from harness.record.transfers import TransferEvidence

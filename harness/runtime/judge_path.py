@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from harness.record.deviation import Deviation
-from harness.record.evidence import SHARED_PLAN, PathEvidence
+from harness.record.path import SHARED_PLAN, PathEvidence
 from harness.record.result import FactValue
 from harness.record.verdict import Verdict
 from harness.runtime.journal import JournalContent

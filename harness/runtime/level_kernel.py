@@ -15,8 +15,10 @@ from harness.production.kernel_call import (
     call_indexer_backward,
     call_score_recompute,
 )
-from harness.record.evidence import Evidence, PathEvidence, SelectionEvidence, ValueEvidence
+from harness.record.evidence import Evidence, ValueEvidence
+from harness.record.path import PathEvidence
 from harness.record.result import Phase
+from harness.record.selection import SelectionEvidence
 from harness.reference.attention import AttentionReference
 from harness.reference.call_values import (
     SlotProbabilities,

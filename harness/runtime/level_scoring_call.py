@@ -16,7 +16,7 @@ from harness.production.scoring_call import (
     masked_call,
     score_table,
 )
-from harness.record.evidence import SelectionEvidence
+from harness.record.selection import SelectionEvidence
 from harness.reference.expected import Expected
 from harness.reference.operands import Operands
 from harness.reference.precision import full_precision

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
-from harness.record.evidence import SHARED_PLAN, BehaviourEvidence
+from harness.record.path import SHARED_PLAN
 from harness.record.result import Attempt, FactValue
+from harness.record.selection import BehaviourEvidence
 from harness.record.verdict import Verdict
 from harness.scenario.spec import ExpectSpec, KnownRule
 

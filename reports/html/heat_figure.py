@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import groupby
 
-from harness.record.evidence import OverlapSlice, OverlapStats, SelectionEvidence
+from harness.record.selection import OverlapSlice, OverlapStats, SelectionEvidence
 from reports.html.colours import ink_on, overlap_colour
 from reports.html.drawing import CHARACTER_WIDTH, Box, Drawing, Key, Label
 from reports.overlap import stages

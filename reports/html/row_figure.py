@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from harness.record.evidence import RowFinding, SelectionEvidence
+from harness.record.selection import RowFinding, SelectionEvidence
 from reports.html.colours import DUE, RIGHT, WRONG
 from reports.html.drawing import Box, Drawing, Key, Label, Mark
 from reports.overlap import worst

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import importlib
+import pkgutil
 import types
 import typing
 from typing import Any
 
-from harness.record import environment, evidence, result
+import harness.record
+from harness.record import result
+from harness.record.certificate import CaseState, CertifiedCase
 from harness.record.deviation import Deviation
 from harness.record.result import Attempt, FaultReport, ScenarioResult
 from harness.record.verdict import Outcome, Verdict
@@ -16,9 +20,10 @@ from harness.record.verdict import Outcome, Verdict
 
 def record_types() -> list[type]:
     """All dataclasses of the record modules."""
+    names = [module.name for module in pkgutil.iter_modules(harness.record.__path__)]
     found = [
         cls
-        for module in (evidence, environment, result)
+        for module in [importlib.import_module(f"harness.record.{name}") for name in names]
         for cls in vars(module).values()
         if isinstance(cls, type) and dataclasses.is_dataclass(cls)
     ]
@@ -43,6 +48,8 @@ def _consistent(cls: type) -> dict[str, object]:
             "fault": example(FaultReport),
             "missing_capability": None,
         }
+    if cls is CertifiedCase:
+        return {"state": CaseState.DIFFERS}
     if cls is Deviation:
         return {"kind": "plan"}
     if cls is ScenarioResult:

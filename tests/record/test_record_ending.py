@@ -3,7 +3,7 @@
 import pytest
 
 from harness.record.ending import results_code
-from harness.record.evidence import PathEvidence
+from harness.record.path import PathEvidence
 from harness.record.result import Attempt, ScenarioResult
 from harness.record.verdict import ExitCode, Outcome, Verdict
 

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from record_examples import example
 
-from harness.record.evidence import OverlapStats
 from harness.record.files import (
     RecordFileError,
     read_record,
@@ -18,6 +17,7 @@ from harness.record.files import (
     write_text,
 )
 from harness.record.result import RankOutcome, RunRecord
+from harness.record.selection import OverlapStats
 
 IDS = st.one_of(
     st.text(max_size=300),

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from harness.record.evidence import PathEvidence
+from harness.record.path import PathEvidence
 from harness.record.rates import (
     fault_rate,
     rate,

@@ -7,13 +7,8 @@ import dataclasses
 import pytest
 from record_examples import example
 
-from harness.record.evidence import (
-    LayoutEvidence,
-    OverlapStats,
-    PathEvidence,
-    SelectionEvidence,
-    ValueEvidence,
-)
+from harness.record.evidence import LayoutEvidence, ValueEvidence
+from harness.record.path import PathEvidence
 from harness.record.result import (
     SCENARIO_PHASES,
     Attempt,
@@ -22,6 +17,7 @@ from harness.record.result import (
     RunRecord,
     ScenarioResult,
 )
+from harness.record.selection import OverlapStats, SelectionEvidence
 from harness.record.verdict import FAULTS, Outcome, Verdict
 
 RIGHT = example(SelectionEvidence, total=OverlapStats(rows=1, due=2, exact=1, tie=1))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from reference_brute import all_right, cut_of, facts_of, make_case, right_picks, top_left_kernel
 
 from harness.record.codec import dumps, loads
-from harness.record.evidence import BehaviourEvidence
+from harness.record.selection import BehaviourEvidence
 from harness.reference import behaviours
 from harness.reference.behaviours import check_behaviour, chunk_rows
 from harness.reference.operands import ChunkSizes

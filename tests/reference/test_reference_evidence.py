@@ -6,7 +6,7 @@ import torch
 from reference_brute import any_picks, evidence, judge, make_case, one_row
 
 from harness.record.codec import dumps, loads
-from harness.record.evidence import OverlapStats, SelectionEvidence
+from harness.record.selection import OverlapStats, SelectionEvidence
 from harness.reference.picks import reference_picks
 
 

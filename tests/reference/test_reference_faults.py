@@ -6,7 +6,7 @@ import pytest
 import torch
 from reference_brute import all_right, make_case
 
-from harness.record.evidence import OverlapStats
+from harness.record.selection import OverlapStats
 from harness.reference.faults import PLANTED_FAULTS
 from harness.reference.picks import reference_picks
 from harness.reference.selection import judge_selection

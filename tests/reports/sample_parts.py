@@ -7,15 +7,7 @@ from dataclasses import replace
 
 from harness.record.codec import to_jsonable
 from harness.record.environment import Environment, GpuFacts
-from harness.record.evidence import (
-    BehaviourEvidence,
-    OverlapSlice,
-    OverlapStats,
-    PathEvidence,
-    RowFinding,
-    SelectionEvidence,
-    WindowEvidence,
-)
+from harness.record.path import PathEvidence
 from harness.record.result import (
     Attempt,
     Phase,
@@ -23,6 +15,14 @@ from harness.record.result import (
     Proof,
     RankOutcome,
     ScenarioResult,
+)
+from harness.record.selection import (
+    BehaviourEvidence,
+    OverlapSlice,
+    OverlapStats,
+    RowFinding,
+    SelectionEvidence,
+    WindowEvidence,
 )
 from harness.record.verdict import Outcome, Verdict
 from harness.scenario.spec import KnownRule, MicrobatchSpec, ModelSpec, ParallelSpec, Scenario

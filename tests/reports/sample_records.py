@@ -27,7 +27,6 @@ from harness.record.evidence import (
     ExceptionEvidence,
     LayoutEvidence,
     NoteEvidence,
-    OverlapSlice,
     ValueEvidence,
 )
 from harness.record.files import RUN_FILE, result_path, write_record
@@ -38,6 +37,7 @@ from harness.record.result import (
     RunRecord,
     ScenarioResult,
 )
+from harness.record.selection import OverlapSlice
 from harness.record.verdict import Outcome, Verdict, exit_code
 from harness.scenario.spec import Published
 

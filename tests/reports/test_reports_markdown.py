@@ -24,8 +24,9 @@ from sample_records import (
     wrong_selection,
 )
 
-from harness.record.evidence import NoteEvidence, OverlapSlice
+from harness.record.evidence import NoteEvidence
 from harness.record.result import Phase, ScenarioResult
+from harness.record.selection import OverlapSlice
 from harness.record.verdict import Outcome, Verdict
 from reports.escaping import (
     markdown_code,

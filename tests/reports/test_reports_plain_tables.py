@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from sample_parts import attempt
 
-from harness.record.evidence import LayoutEvidence, OffsetEvidence
+from harness.record.evidence import LayoutEvidence
 from harness.record.result import Attempt
+from harness.record.selection import OffsetEvidence
 from harness.record.verdict import Verdict
 from reports.plain_tables import SHOWN_ELSEWHERE, cell_text, plain_table, plain_tables
 

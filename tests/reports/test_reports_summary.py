@@ -19,8 +19,9 @@ from sample_records import (
     wrong_selection,
 )
 
-from harness.record.evidence import NoteEvidence, OverlapSlice
+from harness.record.evidence import NoteEvidence
 from harness.record.result import Proof, ScenarioResult
+from harness.record.selection import OverlapSlice
 from harness.record.verdict import Outcome, Verdict
 from reports.findings import findings, known_rule, known_text
 from reports.overlap import (

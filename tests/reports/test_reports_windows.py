@@ -4,7 +4,7 @@ import pytest
 from sample_parts import attempt, result, selection, stats, window
 from sample_records import passing, released_defect, run_record
 
-from harness.record.evidence import WindowEvidence
+from harness.record.selection import WindowEvidence
 from harness.record.verdict import Outcome, Verdict
 from reports.console import summary_text
 from reports.evidence_tables import evidence_tables

@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 from harness.record.codec import to_jsonable
-from harness.record.evidence import ExceptionEvidence, PathEvidence
+from harness.record.evidence import ExceptionEvidence
+from harness.record.path import PathEvidence
 from harness.record.result import Attempt, FaultReport, Phase, RankOutcome, ScenarioResult
 from harness.record.verdict import Outcome, Verdict
 from harness.scenario.model_files import ModelLibrary

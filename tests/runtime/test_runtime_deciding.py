@@ -2,7 +2,7 @@
 
 import pytest
 
-from harness.record.evidence import PathEvidence
+from harness.record.path import PathEvidence
 from harness.record.result import Attempt, FaultReport
 from harness.record.verdict import FAULTS, Outcome, Verdict
 from harness.runtime.deciding import deciding

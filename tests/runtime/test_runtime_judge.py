@@ -6,17 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from harness.record.evidence import (
-    BehaviourEvidence,
-    ExceptionEvidence,
-    LayoutEvidence,
-    NoteEvidence,
-    OverlapStats,
-    PathEvidence,
-    SelectionEvidence,
-)
+from harness.record.evidence import ExceptionEvidence, LayoutEvidence, NoteEvidence
 from harness.record.memo import MemoEvidence, TableRequest
+from harness.record.path import PathEvidence
 from harness.record.result import Proof, RankOutcome
+from harness.record.selection import BehaviourEvidence, OverlapStats, SelectionEvidence
 from harness.record.verdict import Outcome, Verdict
 from harness.runtime.journal import Journal, read_journal
 from harness.runtime.judge import MISSING_CAPABILITY, PROOF, conclude, judge_attempt

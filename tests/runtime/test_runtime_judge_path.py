@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from harness.record.evidence import PathEvidence
+from harness.record.path import PathEvidence
 from harness.runtime.journal import Journal, read_journal
 from harness.runtime.judge_path import path_deviations
 from harness.scenario.spec import (

@@ -7,14 +7,10 @@ from dataclasses import replace
 import pytest
 
 from harness.record.autograd import AutogradEvidence
-from harness.record.evidence import (
-    SHARED_PLAN,
-    OverlapStats,
-    PathEvidence,
-    SelectionEvidence,
-    ValueEvidence,
-)
+from harness.record.evidence import ValueEvidence
+from harness.record.path import SHARED_PLAN, PathEvidence
 from harness.record.result import Proof, RankOutcome
+from harness.record.selection import OverlapStats, SelectionEvidence
 from harness.record.verdict import Outcome, Verdict
 from harness.runtime.journal import Journal, read_journal
 from harness.runtime.judge import PROOF, conclude, judge_attempt

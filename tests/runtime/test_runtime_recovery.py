@@ -6,14 +6,11 @@ from dataclasses import replace
 import pytest
 
 from harness.production.locate import find_build
-from harness.record.evidence import (
-    ExceptionEvidence,
-    OverlapStats,
-    PathEvidence,
-    SelectionEvidence,
-)
+from harness.record.evidence import ExceptionEvidence
 from harness.record.files import read_record, result_path
+from harness.record.path import PathEvidence
 from harness.record.result import Phase, RunRecord
+from harness.record.selection import OverlapStats, SelectionEvidence
 from harness.record.verdict import Outcome, Verdict
 from harness.runtime.attempts import INTERRUPTED, Executed, utc_now
 from harness.runtime.ends import AttemptBegin, RankEnd, append, read_ends

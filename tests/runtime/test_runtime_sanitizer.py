@@ -11,7 +11,7 @@ import pytest
 
 from harness.record.codec import dumps, loads
 from harness.record.device_fault import SanitizerFinding
-from harness.record.evidence import PathEvidence
+from harness.record.path import PathEvidence
 from harness.record.result import Attempt, FaultReport, Phase
 from harness.record.verdict import Verdict
 from harness.runtime import sanitizer_xml

@@ -5,8 +5,9 @@ import sys
 import torch
 import torch.distributed as dist
 
-from harness.record.evidence import OverlapStats, PathEvidence, SelectionEvidence
+from harness.record.path import PathEvidence
 from harness.record.result import Phase
+from harness.record.selection import OverlapStats, SelectionEvidence
 from harness.runtime.journal import Journal
 from harness.runtime.task import Task
 

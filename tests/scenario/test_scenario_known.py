@@ -2,8 +2,9 @@ import dataclasses
 
 import pytest
 
-from harness.record.evidence import AddressFaultEvidence, BehaviourEvidence, ExceptionEvidence
+from harness.record.evidence import AddressFaultEvidence, ExceptionEvidence
 from harness.record.result import Attempt, FaultReport, Phase, RankOutcome
+from harness.record.selection import BehaviourEvidence
 from harness.record.verdict import Verdict
 from harness.scenario.known import (
     FACTS,
