@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from harness.record.verdict import ExitCode
+from launch.paths import PATH
 
 
 class BaselineCommandError(click.ClickException):
@@ -16,8 +17,8 @@ class BaselineCommandError(click.ClickException):
 
 
 @click.command(name="baseline")
-@click.argument("run", type=click.Path(path_type=Path))
-@click.option("--store", type=click.Path(path_type=Path), required=True, metavar="DIR",
+@click.argument("run", type=PATH)
+@click.option("--store", type=PATH, required=True, metavar="DIR",
               help="Folder of the history.")  # fmt: skip
 @click.option("--accept", is_flag=True, help="Make RUN the baseline of its key.")
 def baseline(run: Path, store: Path, accept: bool) -> int:

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 import click
 
 from harness.record.verdict import ExitCode
+from launch.paths import PATH
 
 if TYPE_CHECKING:
     from harness.scenario.spec import Scenario
 
-_FOLDER = click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+_FOLDER = click.argument("folder", metavar="DIR", type=PATH)
 
 
 class CaptureUseError(click.ClickException):
@@ -73,13 +74,13 @@ def show(folder: Path, rank: int | None) -> None:
 @click.option("--id", "name", help="Id of the scenario.")
 @click.option(
     "--signature",
-    type=click.Path(path_type=Path),
+    type=PATH,
     metavar="FILE",
     help="Write the signature of the fault there, for dsa-harness minimise --signature.",
 )
 @click.option(
     "--out",
-    type=click.Path(path_type=Path),
+    type=PATH,
     metavar="FILE",
     help="Scenario file to write (default: standard output).",
 )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal, cast, get_args
 import click
 
 from harness.record.verdict import ExitCode
+from launch.paths import PATH
 
 if TYPE_CHECKING:
     from harness.kernels.certify.stand_in import Plant, StandIn
@@ -42,7 +43,7 @@ class NotRunError(click.ClickException):
 @click.command(name="certify")
 @click.option("--only", multiple=True, metavar="PATTERN",
               help="Only cases named like this, such as 'indexer_top_k/*'; repeatable.")
-@click.option("--out", type=click.Path(path_type=Path), metavar="FILE",
+@click.option("--out", type=PATH, metavar="FILE",
               help="Write the certificate here instead of configs/kernels/certificates.")
 @click.option("--limit", "limit_s", type=click.FloatRange(min=0.1), default=120.0,
               show_default=True, metavar="S", help="Seconds for one case with its compilation.")

@@ -7,16 +7,17 @@ from pathlib import Path
 import click
 
 from harness.record.verdict import ExitCode
+from launch.paths import PATH
 
 
 @click.command(name="doctor")
-@click.option("--cluster", "cluster_file", type=click.Path(path_type=Path), metavar="FILE",
+@click.option("--cluster", "cluster_file", type=PATH, metavar="FILE",
               help="Look at a cluster instead, by one short job.")  # fmt: skip
-@click.option("--shared", type=click.Path(path_type=Path), default=Path("submissions"),
+@click.option("--shared", type=PATH, default=Path("submissions"),
               show_default=True, metavar="DIR", help="Folder that all nodes see.")  # fmt: skip
 @click.option("--nodes", type=click.IntRange(min=1), default=1, show_default=True, metavar="N",
               help="Compute nodes to ask.")  # fmt: skip
-@click.option("--out", type=click.Path(path_type=Path), default=Path("runs"), show_default=True,
+@click.option("--out", type=PATH, default=Path("runs"), show_default=True,
               metavar="DIR", help="Folder that runs shall be written to.")  # fmt: skip
 def doctor(cluster_file: Path | None, shared: Path, nodes: int, out: Path) -> int:
     """Show what this machine has and lacks, a line each; exit code 1 when something needed is bad.

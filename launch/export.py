@@ -13,6 +13,7 @@ from harness.record.result import ScenarioResult
 from harness.record.verdict import ExitCode
 from launch.export_repro import FORMATS as REPRO_FORMATS
 from launch.export_repro import export_repro
+from launch.paths import PATH
 
 FORMATS = (
     *REPRO_FORMATS,
@@ -27,11 +28,11 @@ class ExportError(click.ClickException):
 
 
 @click.command(name="export")
-@click.argument("run", metavar="PATH", type=click.Path(path_type=Path))
+@click.argument("run", metavar="PATH", type=PATH)
 @click.option("--to", "form", type=click.Choice(FORMATS), required=True, help="The format.")
 @click.option(
     "--out",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="File to write, or folder for megatron-golden; for a bundle a folder or a .tar.gz "
     "(default: standard output, for a bundle an archive named after the scenario; the job summary "
     "goes to $GITHUB_STEP_SUMMARY where that is set).",
@@ -39,7 +40,7 @@ class ExportError(click.ClickException):
 @click.option("--id", "scenario_id", metavar="ID", help="With script and bundle: which scenario.")
 @click.option(
     "--against",
-    type=click.Path(path_type=Path),
+    type=PATH,
     metavar="PATH",
     help="With megatron-golden: hold RUN against golden values (a file for a run of one scenario, "
     "else a folder of them) and write nothing.",

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from harness.record.verdict import ExitCode
+from launch.paths import PATH
 
 
 class IntakeUseError(click.ClickException):
@@ -18,12 +19,10 @@ class IntakeUseError(click.ClickException):
 
 
 @click.command(short_help="Draft a scenario from logs, arguments and versions that were sent in.")
-@click.argument(
-    "files", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="FILE..."
-)
+@click.argument("files", nargs=-1, required=True, type=PATH, metavar="FILE...")
 @click.option(
     "--out",
-    type=click.Path(path_type=Path),
+    type=PATH,
     metavar="DIR",
     help="Folder for intake.md, intake.json and the draft (default: print the report alone).",
 )

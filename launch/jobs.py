@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from harness.record.verdict import ExitCode
+from launch.paths import PATH
 
 if TYPE_CHECKING:
     from launch.slurm.client import Slurm
@@ -22,7 +23,7 @@ class JobsError(click.ClickException):
     exit_code = int(ExitCode.USAGE)
 
 
-_folder = click.argument("submission", type=click.Path(path_type=Path), metavar="SUBMISSION")
+_folder = click.argument("submission", type=PATH, metavar="SUBMISSION")
 
 
 def _read(folder: Path) -> Submission:

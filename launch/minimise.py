@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from harness.record.verdict import ExitCode
+from launch.paths import PATH
 from launch.warm_options import (
     WarmError,
     checked,
@@ -31,11 +32,11 @@ if TYPE_CHECKING:
 
 
 @click.command(name="minimise")
-@click.argument("path", metavar="SCENARIO", type=click.Path(path_type=Path))
+@click.argument("path", metavar="SCENARIO", type=PATH)
 @click.option(
     "--signature",
     "signature_file",
-    type=click.Path(path_type=Path),
+    type=PATH,
     metavar="FILE",
     help="Fault to keep: a signature, or a result of a run (results/*.json). Without it SCENARIO "
     "is run once as it is.",

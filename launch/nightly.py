@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from harness.record.verdict import ExitCode
+from launch.paths import PATH
 
 if TYPE_CHECKING:
     from reports.history.quarantine import Quarantined
@@ -41,19 +42,19 @@ class Duration(click.ParamType):
 
 
 @click.command(name="nightly")
-@click.option("--suite", type=click.Path(path_type=Path), metavar="PATH", help="Suite to run.")
-@click.option("--run", "run_dir", type=click.Path(path_type=Path), metavar="RUN",
+@click.option("--suite", type=PATH, metavar="PATH", help="Suite to run.")
+@click.option("--run", "run_dir", type=PATH, metavar="RUN",
               help="Tell a run that is there instead of running a suite.")  # fmt: skip
-@click.option("--store", type=click.Path(path_type=Path), required=True, metavar="DIR",
+@click.option("--store", type=PATH, required=True, metavar="DIR",
               help="Folder of the history.")  # fmt: skip
 @click.option("--ranks", type=click.IntRange(min=1), default=1, show_default=True, metavar="N")
 @click.option("--out", default="runs", show_default=True, metavar="DIR", help="Folder of runs.")
 @click.option("--budget", type=Duration(), metavar="TIME", help="Stop starting scenarios then.")
 @click.option("--gpu-hours", type=click.FloatRange(min=0, min_open=True), metavar="H",
               help="The same in GPU hours: divided by the ranks.")  # fmt: skip
-@click.option("--quarantine", type=click.Path(path_type=Path), metavar="FILE",
+@click.option("--quarantine", type=PATH, metavar="FILE",
               help="Scenarios that are excused until a date.")  # fmt: skip
-@click.option("--submit", "cluster_file", type=click.Path(path_type=Path), metavar="CLUSTER",
+@click.option("--submit", "cluster_file", type=PATH, metavar="CLUSTER",
               help="Run the suite as Slurm jobs; a last job tells the night.")  # fmt: skip
 @click.option("--fail-on-regression", is_flag=True, help="Exit 6 when the history shows one.")
 def nightly(

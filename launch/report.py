@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from harness.record.text import visible
+from launch.paths import PATH
 
 
 class ReportError(click.ClickException):
@@ -17,7 +18,7 @@ class ReportError(click.ClickException):
 
 
 @click.command(name="report")
-@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("run", type=PATH)
 @click.option(
     "--format",
     "form",
@@ -28,7 +29,7 @@ class ReportError(click.ClickException):
 )
 @click.option(
     "--against",
-    type=click.Path(path_type=Path),
+    type=PATH,
     metavar="RUN",
     help="An earlier run; page and summary.json list what changed since.",
 )

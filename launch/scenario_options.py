@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from harness.record.codec import to_jsonable
+from launch.paths import PATH
 
 if TYPE_CHECKING:
     from harness.scenario.problems import Problem
@@ -22,9 +22,7 @@ def paths_argument(command: Callable[..., Any]) -> Callable[..., Any]:
 
     Whether a path exists is left to the loader, which reports all bad paths at once.
     """
-    return click.argument(
-        "paths", metavar="PATH...", nargs=-1, required=True, type=click.Path(path_type=Path)
-    )(command)
+    return click.argument("paths", metavar="PATH...", nargs=-1, required=True, type=PATH)(command)
 
 
 def show_problems(problems: Iterable[Problem], form: str, *, err: bool = False) -> None:

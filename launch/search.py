@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from launch.paths import PATH
 from launch.warm_options import (
     WarmError,
     checked,
@@ -20,7 +21,7 @@ from launch.warm_options import (
 
 
 @click.command(name="search")
-@click.argument("path", metavar="SCENARIO", type=click.Path(path_type=Path))
+@click.argument("path", metavar="SCENARIO", type=PATH)
 @click.option(
     "--seed",
     type=click.IntRange(min=0),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from harness.record.verdict import ExitCode
+from launch.paths import PATH
 
 if TYPE_CHECKING:
     from launch.gates.gate import GateResult
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
               help="Go on to the gates of a machine with a GPU, or several.")
 @click.option("--only", multiple=True, metavar="NAME", help="Only this gate; repeatable.")
 @click.option("--list", "listed", is_flag=True, help="List the gates and run none.")
-@click.option("--json", "json_file", type=click.Path(path_type=Path), metavar="FILE",
+@click.option("--json", "json_file", type=PATH, metavar="FILE",
               help="Also write what was found to FILE, to send back.")
 def selftest(
     hardware: bool, only: tuple[str, ...], listed: bool, json_file: Path | None

@@ -12,11 +12,12 @@ from harness.record.files import RESULTS_FOLDER, RUN_FILE, RecordFileError, read
 from harness.record.result import RunRecord, ScenarioResult
 from harness.record.verdict import ExitCode, Outcome
 from harness.runtime.run_lock import live_holder
+from launch.paths import PATH
 from reports.text import counted
 
 
 @click.command(name="status")
-@click.argument("run", type=click.Path(path_type=Path), metavar="RUN")
+@click.argument("run", type=PATH, metavar="RUN")
 def status(run: Path) -> int:
     """Show how RUN (a run folder or its run.json) stands, and return its exit code.
 

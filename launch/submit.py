@@ -13,6 +13,7 @@ import click
 
 from harness.record.verdict import ExitCode
 from harness.runtime.options import FLAGS, Flag
+from launch.paths import PATH
 from launch.run_command import flag_options
 
 if TYPE_CHECKING:
@@ -50,9 +51,9 @@ def _cluster_options(command: Callable[..., int]) -> Callable[..., int]:
 
 @click.command(name="submit")
 @click.argument("paths", metavar="SCENARIO...", nargs=-1)
-@click.option("--cluster", "cluster_file", type=click.Path(path_type=Path), metavar="FILE",
+@click.option("--cluster", "cluster_file", type=PATH, metavar="FILE",
               help="What the cluster is like, such as configs/clusters/gb200.yaml.")  # fmt: skip
-@click.option("--out", type=click.Path(path_type=Path), default=Path("submissions"),
+@click.option("--out", type=PATH, default=Path("submissions"),
               show_default=True, metavar="DIR", help="Folder of submissions (shared).")  # fmt: skip
 @click.option("--name", metavar="NAME", help="Name of the jobs (default: from the first path).")
 @click.option("--array", "num_parts", type=click.IntRange(min=1), default=1, metavar="N",
@@ -63,7 +64,7 @@ def _cluster_options(command: Callable[..., int]) -> Callable[..., int]:
 @click.option("--exclusive/--no-exclusive", default=None, help="Ask for whole nodes.")
 @click.option("--sbatch-arg", multiple=True, metavar="ARG", help="Anything else (repeatable).")
 @click.option("--dry-run", is_flag=True, help="Write the scripts, and submit nothing.")
-@click.option("--again", type=click.Path(path_type=Path), metavar="SUBMISSION",
+@click.option("--again", type=PATH, metavar="SUBMISSION",
               help="Submit what this submission has not finished, without lost nodes.")  # fmt: skip
 @_cluster_options
 @flag_options(without=_OWN)

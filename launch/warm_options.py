@@ -13,6 +13,7 @@ import click
 
 from harness.record.verdict import ExitCode
 from launch.durations import Duration
+from launch.paths import PATH
 
 if TYPE_CHECKING:
     from harness.runtime.options import Options
@@ -49,7 +50,7 @@ _OPTIONS = (
         help="Rank processes (default: as many as the scenario needs).",
     ),
     click.option("-k", "keyword", metavar="EXPR", help="Of a file with several scenarios, these."),
-    click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Output folder."),
+    click.option("--out", type=PATH, metavar="DIR", help="Output folder."),
     click.option("--megatron", metavar="PATH", help="Megatron-LM checkout (default: installed)."),
     click.option(
         "--inject",

@@ -314,7 +314,7 @@ def make_options(paths: Sequence[str], values: Mapping[str, Any], prog: str) -> 
     Raises:
         UsageError: with one line per problem.
     """
-    problems = []
+    problems = _empty_paths(paths, values)
     if values["resume"] is not None:
         problems += _beside_resume(paths, values)
     elif not paths:
@@ -348,6 +348,16 @@ def make_options(paths: Sequence[str], values: Mapping[str, Any], prog: str) -> 
         if value is not None
     }
     return Options(scenarios=tuple(paths), **fields)
+
+
+_PATHS = ("ids", "megatron", "out", "resume")
+
+
+def _empty_paths(paths: Sequence[str], values: Mapping[str, Any]) -> list[str]:
+    """Refuse ``--out "$DIR"`` where the variable is not set: it would name the current folder."""
+    given = [f.names[-1] for f in FLAGS if f.key in _PATHS and values[f.key] == ""]
+    given += ["PATH"] if "" in paths else []
+    return [f"{name}: the path is empty; is a variable of the shell unset?" for name in given]
 
 
 _WITH_RESUME = ("resume", "jobs", "dry_run", "at_most", "folder_file", "budget")
