@@ -59,7 +59,7 @@ limits: {{time_s: 3600}}
 def measure(task: Task, journal: Journal) -> None:
     """Engine of the benchmark: steps of one model, measured, nothing judged."""
     from harness.production.locate import activate, find_build
-    from harness.record.result import Phase
+    from harness.record.phase import Phase
     from harness.runtime import engine
 
     journal.phase(Phase.BUILD)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from harness.production.recorder import Recorder
-from harness.record.result import Phase
+from harness.record.phase import Phase
 from harness.record.timing import TimingEvidence
 from harness.reference.site import Site
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.production.recorder import Recorder
-from harness.record.result import Phase
+from harness.record.phase import Phase
 
 _VARIANT = "megatron.core.transformer.experimental_attention_variant"
 

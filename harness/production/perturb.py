@@ -18,7 +18,7 @@ import torch
 from harness.kernels.other_device import on_other_device
 from harness.production.recorder import HookCall, Recorder
 from harness.record.perturb import PerturbEvidence
-from harness.record.result import Phase
+from harness.record.phase import Phase
 from harness.reference.site import Site
 from harness.scenario.spec import PerturbSpec
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from harness.record.evidence import AddressFaultEvidence
-from harness.record.result import Phase
+from harness.record.phase import Phase
 
 
 @dataclass(slots=True)

@@ -60,6 +60,18 @@ def from_jsonable[T](cls: type[T], data: Any, *, where: str = "$") -> T:
     return typing.cast(T, _decode(cls, data, where))
 
 
+def fields_from_jsonable(cls: type, data: Mapping[str, Any]) -> dict[str, Any]:
+    """Rebuild some fields of a record of type ``cls``, the others left out.
+
+    Raises:
+        DecodeError: naming the JSON path at which the data does not fit ``cls``.
+    """
+    hints = _hints(cls)
+    if unknown := sorted(data.keys() - _names(cls)):
+        raise DecodeError(f"$: {cls.__name__} has no field {unknown[0]!r}")
+    return {key: _decode(hints[key], value, f"$.{key}") for key, value in data.items()}
+
+
 def loads[T](cls: type[T], text: str) -> T:
     """Read a record of type ``cls`` from JSON text."""
     return from_jsonable(cls, json.loads(text))

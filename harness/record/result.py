@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass, field
 
 from harness.record.autograd import AutogradEvidence
@@ -20,6 +19,7 @@ from harness.record.memo import MemoEvidence
 from harness.record.memory import MemoryEvidence
 from harness.record.path import CallEvidence, PathEvidence
 from harness.record.perturb import PerturbEvidence
+from harness.record.phase import Phase
 from harness.record.rate import Rate
 from harness.record.replay import ReplayEvidence
 from harness.record.selection import (
@@ -36,29 +36,6 @@ from harness.record.verdict import FAULTS, Outcome, Verdict
 SCHEMA_VERSION = 1
 
 FactValue = bool | int | str | None
-
-
-class Phase(enum.StrEnum):
-    """Named steps of a scenario on one rank; a journal line is written before each starts."""
-
-    START = "start"
-    RENDEZVOUS = "rendezvous"
-    BUILD = "build"
-    COMPILE = "compile"
-    LAYOUT = "layout"
-    GATHER = "gather"
-    SCORE = "score"
-    SELECT = "select"
-    ATTEND = "attend"
-    BACKWARD = "backward"
-    CAPTURE = "capture"
-    REPLAY = "replay"
-    COMPARE = "compare"
-    RECORD = "record"
-
-
-SCENARIO_PHASES = tuple(Phase)[tuple(Phase).index(Phase.LAYOUT) :]
-"""Phases covered by a scenario's ``limits.time_s``; the earlier ones have limits of their own."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -20,7 +20,7 @@ from harness.production.groups import Groups
 from harness.production.indexer_log import clear_log, put_log, take_log
 from harness.production.recorder import HookCall, Recorder
 from harness.record.groups import BACKWARD, FORWARD, GroupMoment
-from harness.record.result import Phase
+from harness.record.phase import Phase
 from harness.runtime.attention_run import AttentionRun
 from harness.runtime.cases import Case, begin, kernels, site_of
 

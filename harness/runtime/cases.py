@@ -17,7 +17,7 @@ from harness.production.inputs import InputSource
 from harness.production.packs import real_rows
 from harness.production.third_party import HookCase, ThirdParty
 from harness.record.evidence import Evidence, NoteEvidence
-from harness.record.result import Phase
+from harness.record.phase import Phase
 from harness.reference.rows import rows_of_rank
 from harness.reference.site import Site
 from harness.runtime.dumps import dump_records

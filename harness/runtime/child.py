@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TextIO
 
-from harness.record.result import Phase
+from harness.record.phase import Phase
 from harness.runtime import control, link
 from harness.runtime.address import address_from_json
 from harness.runtime.blame import exception_evidence

@@ -31,7 +31,7 @@ from harness.runtime.collective_lines import CALL, END, GROUP
 from harness.runtime.collective_waits import Waits, wrapped_wait
 
 if TYPE_CHECKING:
-    from harness.record.result import Phase
+    from harness.record.phase import Phase
     from harness.runtime.journal import Journal
 
 _BUILD = frozenset(BUILD_PACKAGES)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from typing import Protocol
 
-from harness.record.result import Phase
+from harness.record.phase import Phase
 
 _TEXTS = {
     "out of memory": 2,

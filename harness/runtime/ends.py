@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 from harness.record.codec import from_jsonable, to_jsonable
 from harness.record.device_fault import CoreDump
 from harness.record.evidence import NoteEvidence
-from harness.record.result import Phase, RankOutcome
+from harness.record.phase import Phase
+from harness.record.result import RankOutcome
 from harness.runtime.options import Isolation
 
 if TYPE_CHECKING:

@@ -26,7 +26,8 @@ from harness.production.probes import build_facts
 from harness.production.recorder import Recorder
 from harness.production.shims import DYNAMIC_CP_SHIMS, RECOMPUTE_SHIMS, Shims, host_shims
 from harness.record.evidence import NoteEvidence
-from harness.record.result import FactValue, Phase, Proof
+from harness.record.phase import Phase
+from harness.record.result import FactValue, Proof
 from harness.runtime.journal import Journal
 from harness.runtime.judge import MISSING_CAPABILITY, PROOF
 from harness.runtime.task import Task

@@ -6,7 +6,8 @@ import signal as signals
 from collections.abc import Sequence
 
 from harness.record.collective import CollectiveFinding, CollectiveKind
-from harness.record.result import SCENARIO_PHASES, FaultReport, Phase, RankOutcome
+from harness.record.phase import SCENARIO_PHASES, Phase
+from harness.record.result import FaultReport, RankOutcome
 from harness.record.verdict import Verdict
 from harness.runtime.cuda_errors import HARDWARE_ERRORS, MEMORY_ERRORS, STICKY_ERRORS
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from harness.record.evidence import NoteEvidence
-from harness.record.result import Phase
+from harness.record.phase import Phase
 from harness.runtime.journal import Journal
 
 PROCESS_KINDS = (

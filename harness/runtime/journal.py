@@ -28,7 +28,8 @@ from typing import Any
 from harness.record.codec import from_jsonable, to_jsonable
 from harness.record.collective import CollectiveCall
 from harness.record.evidence import EVIDENCE_KINDS, Evidence, ExceptionEvidence, kind_of
-from harness.record.result import Phase, PhaseTiming
+from harness.record.phase import Phase
+from harness.record.result import PhaseTiming
 from harness.runtime.collective_lines import EVENTS, CallReading
 from harness.runtime.storage import StorageError
 

@@ -24,7 +24,13 @@ from harness.record.path import CallEvidence, PathEvidence
 from harness.record.perturb import PerturbEvidence
 from harness.record.rates import verdict_rates
 from harness.record.replay import ReplayEvidence
-from harness.record.result import Attempt, FactValue, Proof, RankOutcome, ScenarioResult
+from harness.record.result import (
+    Attempt,
+    FactValue,
+    Proof,
+    RankOutcome,
+    ScenarioResult,
+)
 from harness.record.selection import (
     BehaviourEvidence,
     OffsetEvidence,

@@ -12,7 +12,8 @@ from dataclasses import replace
 
 from harness.record.deviation import Deviation
 from harness.record.perturb import PerturbEvidence
-from harness.record.result import FactValue, FaultReport, Phase, RankOutcome
+from harness.record.phase import Phase
+from harness.record.result import FactValue, FaultReport, RankOutcome
 from harness.record.verdict import Verdict
 from harness.runtime.journal import JournalContent
 from harness.scenario.spec import Scenario

@@ -23,7 +23,7 @@ from harness.production.transfers import (
 )
 from harness.record.copies import CopyEvidence
 from harness.record.evidence import Evidence
-from harness.record.result import Phase
+from harness.record.phase import Phase
 from harness.record.timing import TimingEvidence
 from harness.record.transfers import TransferEvidence
 from harness.runtime.cases import Case, kernels, site_of

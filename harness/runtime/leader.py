@@ -17,7 +17,8 @@ from pathlib import Path
 
 from harness.production.locate import activate
 from harness.record.ending import results_code
-from harness.record.result import Phase, RunRecord, ScenarioResult
+from harness.record.phase import Phase
+from harness.record.result import RunRecord, ScenarioResult
 from harness.record.verdict import ExitCode
 from harness.runtime import commands
 from harness.runtime.attempts import Executed, FreshRunner, Places, Runner, utc_now

@@ -35,8 +35,8 @@ from harness.production.packs import to_packed_order
 from harness.production.recorder import Dresser
 from harness.record.evidence import Evidence
 from harness.record.groups import INTERRUPTED
+from harness.record.phase import Phase
 from harness.record.replay import MICROBATCH, STEP, ReplayEvidence
-from harness.record.result import Phase
 from harness.runtime.attention_run import AttentionRun
 from harness.runtime.attention_steps import (
     Held,

@@ -17,7 +17,7 @@ from harness.production.kernel_call import (
 )
 from harness.record.evidence import Evidence, ValueEvidence
 from harness.record.path import PathEvidence
-from harness.record.result import Phase
+from harness.record.phase import Phase
 from harness.record.selection import SelectionEvidence
 from harness.reference.attention import AttentionReference
 from harness.reference.call_values import (

@@ -34,8 +34,8 @@ from harness.production.model import absorbed_linear, build_model, run_model
 from harness.production.packs import real_rows, to_packed_order
 from harness.record.evidence import NoteEvidence
 from harness.record.groups import BACKWARD, FORWARD
+from harness.record.phase import Phase
 from harness.record.replay import MICROBATCH
-from harness.record.result import Phase
 from harness.reference.expected import Expected
 from harness.runtime.cases import Case, begin, cases, conclude_case, kernels, mask_of, site_of
 from harness.runtime.engine import Stage

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness.record.result import SCENARIO_PHASES, Phase
+from harness.record.phase import SCENARIO_PHASES, Phase
 
 PRELOAD_S = 300.0
 """Imports of torch and the production modules, cold, on a slow file system."""

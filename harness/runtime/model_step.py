@@ -13,8 +13,8 @@ from harness.evidence.trained_call import grad_or_zero
 from harness.production.groups import Groups
 from harness.production.indexer_log import clear_log, logged_loss
 from harness.record.evidence import ValueEvidence
+from harness.record.phase import Phase
 from harness.record.replay import STEP
-from harness.record.result import Phase
 from harness.reference.expected import Expected, compare_expected, sum_partials
 from harness.reference.site import Site
 from harness.reference.tolerances import load_tolerances

@@ -9,7 +9,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import TextIO
 
-from harness.record.result import Phase, ScenarioResult
+from harness.record.phase import Phase
+from harness.record.result import ScenarioResult
 from harness.record.verdict import ExitCode, Outcome
 from harness.runtime.limits import HEARTBEAT_S
 

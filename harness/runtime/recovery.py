@@ -11,7 +11,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.record.files import RUN_FILE, RecordFileError, read_record, result_path, safe_name
-from harness.record.result import Attempt, RankOutcome, RunRecord, ScenarioResult
+from harness.record.result import (
+    Attempt,
+    RankOutcome,
+    RunRecord,
+    ScenarioResult,
+)
 from harness.runtime import commands
 from harness.runtime.attempts import Executed
 from harness.runtime.ends import AttemptEnds, RankEnd, read_ends

@@ -6,7 +6,7 @@ import faulthandler
 import time
 from typing import TextIO
 
-from harness.record.result import SCENARIO_PHASES, Phase
+from harness.record.phase import SCENARIO_PHASES, Phase
 from harness.runtime.limits import PhaseLimits
 
 _EARLY = 0.9

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness.record.evidence import NoteEvidence
-from harness.record.result import SCENARIO_PHASES, Phase, RankOutcome
+from harness.record.phase import SCENARIO_PHASES, Phase
+from harness.record.result import RankOutcome
 from harness.runtime import pyspy
 from harness.runtime.cgroup import OomWatch, with_oom_kills
 from harness.runtime.control import Message

@@ -20,7 +20,7 @@ from harness.production.groups import Groups, effective_groups, model_parallel
 from harness.production.indexer_log import clear_log, log_nothing, logged_loss
 from harness.production.perturb import Perturbation
 from harness.record.evidence import ValueEvidence
-from harness.record.result import Phase
+from harness.record.phase import Phase
 from harness.runtime.cases import Case, cases, site_of
 from harness.runtime.engine import Stage
 from harness.scenario.rules.finding import effective_cp

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from harness.record.codec import from_jsonable
+from harness.record.codec import fields_from_jsonable, from_jsonable
 from harness.scenario import rules
 from harness.scenario.matrix import (
     Axes,
@@ -144,13 +144,12 @@ def _decoded(source: ScenarioSource, sections: dict[str, Any]) -> Scenario:
     Combinations of a matrix differ in a few sections: the others are decoded once for the file.
     """
     # Every section here has been validated, so that decoding cannot fail.
-    bare = {**_PLACEHOLDERS, "model": {"name": "unknown"}}
     if source.base is None:
+        bare = {**_PLACEHOLDERS, "model": {"name": "unknown"}}
         source.base = from_jsonable(Scenario, {**bare, **_without_model(source.sections)})
     written = source.sections
     changed = {key: v for key, v in _without_model(sections).items() if v is not written.get(key)}
-    own = from_jsonable(Scenario, {**bare, **changed})
-    return replace(source.base, **{key: getattr(own, key) for key in changed})
+    return replace(source.base, **fields_from_jsonable(Scenario, changed))
 
 
 def _without_model(sections: dict[str, Any]) -> dict[str, Any]:

@@ -12,11 +12,11 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from pydantic import AfterValidator, Field, create_model
 
 from harness.record.deviation import DeviationKind
-from harness.record.result import Phase
+from harness.record.phase import Phase
 from harness.record.verdict import Verdict
 from harness.scenario import call_sections as c
 from harness.scenario import fields as f
-from harness.scenario.known import FACTS
+from harness.scenario.facts import FACTS
 from harness.scenario.names import BOUNDARIES
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from harness.record.result import Attempt, Phase, PhaseTiming, RankOutcome
+from harness.record.phase import Phase
+from harness.record.result import Attempt, PhaseTiming, RankOutcome
 from reports.html.colours import PLAIN, WRONG, ink_on, series
 from reports.html.drawing import Box, Drawing, Key, Label, Rule
 from reports.text import counted, number_ranges

@@ -4,7 +4,7 @@ import pytest
 
 from harness.evidence.timing import REPEATS, WARM_UPS, timing_evidence
 from harness.production.recorder import Recorder
-from harness.record.result import Phase
+from harness.record.phase import Phase
 from harness.reference.site import Site
 
 SITE = Site(global_rank=1, cp_rank=1, microbatch=0, layer=1, seed=0)

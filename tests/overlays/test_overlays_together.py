@@ -10,7 +10,7 @@ import overlay_builds
 import pytest
 
 from harness.overlays import OVERLAYS, OverlayRefusedError, overlaid
-from harness.scenario.known import FACTS
+from harness.scenario.facts import FACTS
 from harness.scenario.names import CUDNN_OVERLAYS
 
 BUILD_OVERLAYS = tuple(name for name in OVERLAYS if name != "causal_offsets")

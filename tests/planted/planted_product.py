@@ -11,7 +11,8 @@ from pathlib import Path
 from planted_runs import Run, run, write_scenario
 
 from harness.record.collective import CollectiveKind
-from harness.record.result import Attempt, Phase, RankOutcome
+from harness.record.phase import Phase
+from harness.record.result import Attempt, RankOutcome
 from harness.record.verdict import Verdict
 from harness.runtime.inject import parse_injection
 

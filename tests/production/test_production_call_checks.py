@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from harness.production.call_checks import CALL_FACTS, call_facts
-from harness.scenario.known import FACTS
+from harness.scenario.facts import FACTS
 from harness.scenario.names import PERTURBATIONS
 
 CHECKS = {

@@ -18,7 +18,7 @@ from harness.production.hooks import (
     observed_kernel,
 )
 from harness.production.recorder import Recorder
-from harness.record.result import Phase
+from harness.record.phase import Phase
 
 LAYOUT = "megatron.core.transformer.experimental_attention_variant.dsa_layout"
 BUILDER = "build_zigzag_allgather_cp_key_reorder"

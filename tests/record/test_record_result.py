@@ -9,11 +9,10 @@ from record_examples import example
 
 from harness.record.evidence import LayoutEvidence, ValueEvidence
 from harness.record.path import PathEvidence
+from harness.record.phase import SCENARIO_PHASES, Phase
 from harness.record.result import (
-    SCENARIO_PHASES,
     Attempt,
     FaultReport,
-    Phase,
     RunRecord,
     ScenarioResult,
 )

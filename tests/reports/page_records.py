@@ -9,7 +9,8 @@ from sample_parts import attempt, path, rank, result, scenario, selection, stats
 from harness.layout import pack_sequences, rank_segments
 from harness.record.codec import to_jsonable
 from harness.record.path import CallEvidence, TensorFacts
-from harness.record.result import FaultReport, Phase, PhaseTiming, ScenarioResult
+from harness.record.phase import Phase
+from harness.record.result import FaultReport, PhaseTiming, ScenarioResult
 from harness.record.selection import OverlapSlice, SelectionEvidence
 from harness.record.verdict import Outcome, Verdict
 from harness.scenario.spec import MicrobatchSpec, ParallelSpec

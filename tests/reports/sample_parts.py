@@ -8,9 +8,9 @@ from dataclasses import replace
 from harness.record.codec import to_jsonable
 from harness.record.environment import Environment, GpuFacts
 from harness.record.path import PathEvidence
+from harness.record.phase import Phase
 from harness.record.result import (
     Attempt,
-    Phase,
     PhaseTiming,
     Proof,
     RankOutcome,

@@ -30,9 +30,9 @@ from harness.record.evidence import (
     ValueEvidence,
 )
 from harness.record.files import RUN_FILE, result_path, write_record
+from harness.record.phase import Phase
 from harness.record.result import (
     FaultReport,
-    Phase,
     Proof,
     RunRecord,
     ScenarioResult,

@@ -9,7 +9,8 @@ from sample_records import crash, hang, memory_fault, passing, run_record
 
 from harness.record.collective import CollectiveCall, CollectiveFinding, CollectiveKind, RankCall
 from harness.record.device_fault import CoreDump, SanitizerFinding
-from harness.record.result import FaultReport, Phase, ScenarioResult
+from harness.record.phase import Phase
+from harness.record.result import FaultReport, ScenarioResult
 from harness.record.verdict import Outcome, Verdict
 from reports.console import summary_text
 from reports.faults import core_dump_text, fault_text, known_fault_text, sanitizer_text

@@ -15,7 +15,8 @@ from sample_records import passing, released_defect
 
 from harness.layout import pack_sequences, padded_length, rank_segments
 from harness.record.codec import to_jsonable
-from harness.record.result import Phase, PhaseTiming, ScenarioResult
+from harness.record.phase import Phase
+from harness.record.result import PhaseTiming, ScenarioResult
 from harness.record.selection import OverlapStats, RowFinding
 from harness.record.verdict import Outcome, Verdict
 from harness.scenario.spec import MicrobatchSpec, ParallelSpec

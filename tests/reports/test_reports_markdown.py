@@ -25,7 +25,8 @@ from sample_records import (
 )
 
 from harness.record.evidence import NoteEvidence
-from harness.record.result import Phase, ScenarioResult
+from harness.record.phase import Phase
+from harness.record.result import ScenarioResult
 from harness.record.selection import OverlapSlice
 from harness.record.verdict import Outcome, Verdict
 from reports.escaping import (

@@ -5,7 +5,13 @@ from dataclasses import replace
 from harness.record.codec import to_jsonable
 from harness.record.evidence import ExceptionEvidence
 from harness.record.path import PathEvidence
-from harness.record.result import Attempt, FaultReport, Phase, RankOutcome, ScenarioResult
+from harness.record.phase import Phase
+from harness.record.result import (
+    Attempt,
+    FaultReport,
+    RankOutcome,
+    ScenarioResult,
+)
 from harness.record.verdict import Outcome, Verdict
 from harness.scenario.model_files import ModelLibrary
 from harness.scenario.spec import MicrobatchSpec, ParallelSpec, Scenario

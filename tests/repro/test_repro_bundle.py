@@ -11,7 +11,13 @@ from harness.record.codec import to_jsonable
 from harness.record.environment import Environment, GpuFacts
 from harness.record.evidence import ExceptionEvidence
 from harness.record.files import write_record
-from harness.record.result import Attempt, FaultReport, Phase, RankOutcome, ScenarioResult
+from harness.record.phase import Phase
+from harness.record.result import (
+    Attempt,
+    FaultReport,
+    RankOutcome,
+    ScenarioResult,
+)
 from harness.record.selection import OverlapStats, SelectionEvidence
 from harness.record.verdict import Outcome, Verdict
 from harness.repro.bundle import Bundle, BundleError, archive_bytes, make_bundle, write_bundle

@@ -4,7 +4,8 @@ from repro_fakes import crashed, passed, result, scenario
 
 from harness.record.codec import dumps, loads
 from harness.record.evidence import AddressFaultEvidence, ExceptionEvidence, ValueEvidence
-from harness.record.result import Attempt, FaultReport, Phase, RankOutcome
+from harness.record.phase import Phase
+from harness.record.result import Attempt, FaultReport, RankOutcome
 from harness.record.selection import BehaviourEvidence, OverlapStats, SelectionEvidence
 from harness.record.verdict import Verdict
 from harness.repro.signature import UNEXPLAINED, Signature, attempt_signature, signature_of

@@ -5,7 +5,7 @@ import signal
 
 import tiny_engine
 
-from harness.record.result import Phase
+from harness.record.phase import Phase
 from harness.runtime.journal import Journal
 from harness.runtime.task import Task
 

@@ -4,7 +4,8 @@ import signal
 
 import pytest
 
-from harness.record.result import Phase, RankOutcome
+from harness.record.phase import Phase
+from harness.record.result import RankOutcome
 from harness.record.verdict import Verdict
 from harness.runtime.cgroup import OomWatch, oom_kills, with_oom_kills
 from harness.runtime.first_fault import first_fault

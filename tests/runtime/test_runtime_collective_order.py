@@ -7,7 +7,8 @@ import pytest
 
 from harness.record.codec import dumps, loads
 from harness.record.collective import CollectiveCall, CollectiveFinding, CollectiveKind
-from harness.record.result import Phase, RankOutcome
+from harness.record.phase import Phase
+from harness.record.result import RankOutcome
 from harness.record.verdict import Verdict
 from harness.runtime.collective_order import find_disagreement
 from harness.runtime.first_fault import first_fault

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from harness.record.evidence import ExceptionEvidence
-from harness.record.result import Phase, RankOutcome
+from harness.record.phase import Phase
+from harness.record.result import RankOutcome
 from harness.record.verdict import Verdict
 from harness.runtime import child
 from harness.runtime.blame import exception_evidence

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from harness.record.evidence import AddressFaultEvidence, ExceptionEvidence
-from harness.record.result import Phase, PhaseTiming, RankOutcome
+from harness.record.phase import Phase
+from harness.record.result import PhaseTiming, RankOutcome
 from harness.record.verdict import Verdict
 from harness.runtime.first_fault import first_fault
 

@@ -3,7 +3,7 @@
 import pytest
 
 from harness.record.evidence import NoteEvidence
-from harness.record.result import Phase
+from harness.record.phase import Phase
 from harness.runtime.inject import (
     NEVER_STRUCK,
     PROCESS_KINDS,

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from harness.record.evidence import ExceptionEvidence, NoteEvidence
-from harness.record.result import Phase
+from harness.record.phase import Phase
 from harness.runtime.journal import EXCEPTION, Journal, PhaseTail, read_journal
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from harness.record.hook_call import ALIVE, ELSEWHERE, REUSED, HookCallEvidence
-from harness.record.result import Phase
+from harness.record.phase import Phase
 from harness.record.verdict import Verdict
 from harness.runtime.journal import Entry, JournalContent
 from harness.runtime.judge_hooks import hook_deviations

@@ -8,7 +8,8 @@ import pytest
 
 from harness.record.evidence import ExceptionEvidence
 from harness.record.perturb import PerturbEvidence
-from harness.record.result import FaultReport, Phase, RankOutcome
+from harness.record.phase import Phase
+from harness.record.result import FaultReport, RankOutcome
 from harness.record.verdict import Verdict
 from harness.runtime.journal import Entry, JournalContent
 from harness.runtime.judge_perturb import (
@@ -17,7 +18,7 @@ from harness.runtime.judge_perturb import (
     refusal_fact,
     wanted_verdict,
 )
-from harness.scenario.known import FACTS
+from harness.scenario.facts import FACTS
 from harness.scenario.names import PERTURBATIONS
 from harness.scenario.spec import MicrobatchSpec, ModelSpec, ParallelSpec, PerturbSpec, Scenario
 

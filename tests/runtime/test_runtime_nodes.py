@@ -10,7 +10,7 @@ import pytest
 from run_session import ROOT, Session
 
 from harness.record.codec import to_jsonable
-from harness.record.result import Phase
+from harness.record.phase import Phase
 from harness.record.verdict import Outcome, Verdict
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(400)]

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.record.result import Phase, RankOutcome
+from harness.record.phase import Phase
+from harness.record.result import RankOutcome
 from harness.record.verdict import Verdict
 from harness.runtime import commands
 from harness.runtime.first_fault import first_fault

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from harness.record.result import Phase
+from harness.record.phase import Phase
 from harness.record.verdict import ExitCode, Outcome, Verdict
 from harness.runtime import devices
 from harness.runtime.inject import (

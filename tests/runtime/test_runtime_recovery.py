@@ -9,7 +9,8 @@ from harness.production.locate import find_build
 from harness.record.evidence import ExceptionEvidence
 from harness.record.files import read_record, result_path
 from harness.record.path import PathEvidence
-from harness.record.result import Phase, RunRecord
+from harness.record.phase import Phase
+from harness.record.result import RunRecord
 from harness.record.selection import OverlapStats, SelectionEvidence
 from harness.record.verdict import Outcome, Verdict
 from harness.runtime.attempts import INTERRUPTED, Executed, utc_now

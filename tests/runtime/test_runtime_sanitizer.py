@@ -12,7 +12,8 @@ import pytest
 from harness.record.codec import dumps, loads
 from harness.record.device_fault import SanitizerFinding
 from harness.record.path import PathEvidence
-from harness.record.result import Attempt, FaultReport, Phase
+from harness.record.phase import Phase
+from harness.record.result import Attempt, FaultReport
 from harness.record.verdict import Verdict
 from harness.runtime import sanitizer_xml
 from harness.runtime.sanitizer import (

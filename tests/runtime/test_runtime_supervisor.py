@@ -7,7 +7,7 @@ import time
 import pytest
 
 from harness.record.path import PathEvidence
-from harness.record.result import Phase
+from harness.record.phase import Phase
 from harness.runtime.processes import send_signal, session_members
 from harness.runtime.spawner import SpawnerError
 

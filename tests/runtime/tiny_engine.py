@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 from harness.record.path import PathEvidence
-from harness.record.result import Phase
+from harness.record.phase import Phase
 from harness.record.selection import OverlapStats, SelectionEvidence
 from harness.runtime.journal import Journal
 from harness.runtime.task import Task

@@ -3,11 +3,12 @@ import dataclasses
 import pytest
 
 from harness.record.evidence import AddressFaultEvidence, ExceptionEvidence
-from harness.record.result import Attempt, FaultReport, Phase, RankOutcome
+from harness.record.phase import Phase
+from harness.record.result import Attempt, FaultReport, RankOutcome
 from harness.record.selection import BehaviourEvidence
 from harness.record.verdict import Verdict
+from harness.scenario.facts import FACTS
 from harness.scenario.known import (
-    FACTS,
     EffectiveBuild,
     Observed,
     explained_by,

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from harness.layout import padded_length
 from harness.record.codec import dumps, loads
-from harness.record.result import Phase
+from harness.record.phase import Phase
 from harness.record.verdict import Verdict
 from harness.scenario import spec
 from harness.scenario.dump import file_form, file_text
-from harness.scenario.known import FACTS
+from harness.scenario.facts import FACTS
 from harness.scenario.names import BEHAVIOURS, CUDNN_FRONTEND_RELEASES, DEFECTS, OVERLAYS
 
 words = st.from_regex(r"[a-z0-9][a-z0-9._-]{0,8}", fullmatch=True)

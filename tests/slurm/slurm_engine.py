@@ -6,7 +6,7 @@ from pathlib import Path
 
 import tiny_engine
 
-from harness.record.result import Phase
+from harness.record.phase import Phase
 from harness.runtime.journal import Journal
 from harness.runtime.task import Task
 
