@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+from functools import cache
 from itertools import pairwise
 from textwrap import dedent
 from typing import Any
@@ -37,6 +38,7 @@ def _docstrings(section: type) -> dict[str, str]:
     return found
 
 
+@cache
 def _in_source(section: type) -> dict[str, str]:
     """Return the texts that stand directly below the annotated names of one class."""
     try:

@@ -1,4 +1,5 @@
 import dataclasses
+import functools
 import json
 
 import jsonschema
@@ -19,6 +20,11 @@ from harness.scenario.schema import ScenarioFile
 from harness.scenario.yaml12 import parse
 
 SHIPPED = sorted((PROJECT_ROOT / "scenarios").rglob("*.yaml"))
+
+
+@functools.cache
+def validator() -> jsonschema.Draft202012Validator:
+    return jsonschema.Draft202012Validator(schema())
 
 
 def data_of(path) -> object:
@@ -55,7 +61,7 @@ def test_the_schema_is_valid_and_closed():
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_shipped_scenarios_meet_the_schema(path):
-    jsonschema.validate(data_of(path), schema())
+    validator().validate(data_of(path))
     assert path.read_text().startswith("# yaml-language-server: $schema=")
     pointer = path.read_text().splitlines()[0].partition("$schema=")[2]
     assert (path.parent / pointer).resolve() == SCHEMA_PATH
@@ -76,9 +82,9 @@ def test_shipped_scenarios_meet_the_schema(path):
 )
 def test_the_schema_refuses_what_the_loader_refuses(changes):
     data = {"id": "a", "summary": "b", "model": "small", "microbatches": [{"sequences": [8]}]}
-    jsonschema.validate(data, schema())
+    validator().validate(data)
     with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(data | changes, schema())
+        validator().validate(data | changes)
 
 
 PAIRS = [
