@@ -31,10 +31,33 @@ def on_host(boundaries: torch.Tensor) -> torch.Tensor:
     return values
 
 
-def version_of(boundaries: torch.Tensor) -> int:
-    """Return the tensor's version, -1 for one that torch keeps no version of."""
-    version = _version(boundaries)
-    return -1 if version is None else version
+class Boundaries:
+    """A boundary list as it is now, as a part of a key.
+
+    Two are equal for one tensor that was not written in between: another tensor is another list,
+    whatever it holds, since nobody may look at its values without waiting for the device. The
+    tensor is kept, so that no other one can take its identity.
+    """
+
+    __slots__ = ("_tensor", "version")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor
+        self.version = _version(tensor)
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Boundaries)
+            and self._tensor is other._tensor
+            and self.version == other.version
+        )
+
+    def __hash__(self) -> int:
+        return hash((id(self._tensor), self.version))
+
+    def __repr__(self) -> str:
+        # Shown in records, which are the same for every run: nothing of an address.
+        return "no version" if self.version is None else f"version {self.version}"
 
 
 def _version(tensor: torch.Tensor) -> int | None:

@@ -8,13 +8,12 @@ pass. The offset due to a segment follows from its lengths alone: ``k_length * r
 In a training job, before the first step::
 
     from harness.overlays import causal_offsets
-    causal_offsets.install()
+    undo = causal_offsets.install()
 """
 
 from __future__ import annotations
 
 import functools
-import importlib
 import inspect
 import types
 from collections.abc import Callable, Mapping
@@ -22,8 +21,10 @@ from typing import Any
 
 import torch
 
+from harness.overlays.patching import Patches, found, installed_by, module_of
 from harness.overlays.refusal import OverlayRefusedError
 
+NAME = "causal_offsets"
 _CALLER = "megatron.core.transformer.experimental_attention_variant.dsa_cudnn_kernels"
 _FORWARD = "indexer_forward_wrapper"
 
@@ -122,18 +123,30 @@ def install() -> Callable[[], None]:
         A function that takes the correction out again.
 
     Raises:
-        OverlayRefusedError: when the build passes offsets itself, or the kernel takes none.
+        OverlayRefusedError: when the build passes offsets itself, the kernel takes none, either of
+            them is missing, or the overlay is on already.
     """
-    caller: Any = importlib.import_module(_CALLER)
+    return installed_by(_install, NAME)
+
+
+def _install(patches: Patches) -> None:
+    caller = module_of(NAME, _CALLER)
     if "q_causal_offsets" in inspect.getsource(caller):
         CausalOffsets().check({"passes_causal_offsets": True})
-    caller._ensure_dsa_namespace()
-    original = caller._cudnn_dsa
+    found(NAME, _CALLER, "_ensure_dsa_namespace")
+    before = caller._cudnn_dsa
+    try:
+        caller._ensure_dsa_namespace()
+        kernels = caller._cudnn_dsa
+        forward = getattr(kernels, _FORWARD)
+    except ImportError as error:
+        raise OverlayRefusedError(
+            f"overlay {NAME}: expected the cuDNN kernels, found none ({error}); install "
+            "nvidia-cudnn-frontend, or remove the overlay"
+        ) from error
+    finally:
+        # Megatron imports them at the first call; without the overlay it shall do so again.
+        caller._cudnn_dsa = before
     # Refuse now, not inside the first training step.
-    with_offsets(getattr(original, _FORWARD))
-    caller._cudnn_dsa = CausalOffsets().wrap(original)
-
-    def uninstall() -> None:
-        caller._cudnn_dsa = original
-
-    return uninstall
+    with_offsets(forward)
+    patches.put(caller, "_cudnn_dsa", CausalOffsets().wrap(kernels))

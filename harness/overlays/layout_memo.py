@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 
-from harness.overlays.boundaries import on_host, version_of
+from harness.overlays.boundaries import Boundaries, on_host
 from harness.overlays.host_tables import gathered_index, local_positions, split, to_device
 from harness.overlays.patching import VARIANT, Correction, Patches, argument_of, found
 
@@ -226,7 +226,7 @@ class _RememberedLayout:
 
         sizes = (cp_size, cp_rank, output_size)
         key = table_key("local_positions", sizes, device, cu_seqlens)
-        found_tables: torch.Tensor = self._attention._memoized(_memo(), key, build)
+        found_tables: torch.Tensor = self._attention._memoized(_memo(key), key, build)
         return found_tables
 
     def build_packed_allgather_cp_query_positions_and_key_reorder(
@@ -266,7 +266,7 @@ class _RememberedLayout:
         sizes = (cp_size, cp_rank, local_output_size, key_local_output_size, global_output_size)
         key = table_key("positions_and_reorder", sizes, device, cu_seqlens_q, cu_seqlens_kv)
         found_tables: tuple[torch.Tensor, torch.Tensor] = self._attention._memoized(
-            _memo(), key, build
+            _memo(key), key, build
         )
         return found_tables
 
@@ -274,18 +274,22 @@ class _RememberedLayout:
 def table_key(
     kind: str, sizes: tuple[int | None, ...], device: torch.device, *boundaries: torch.Tensor
 ) -> tuple[Any, ...]:
-    """Return what the tables of one microbatch depend on: kind, CP, sizes, device, versions.
+    """Return what the tables of one microbatch depend on: kind, CP, sizes, device, boundaries.
 
-    The versions of the boundaries are part of it, so that lists which are written again in place
-    get tables of their own.
+    Of the boundaries, tensor and version: a list that is written again in place, or replaced by
+    another one, gets tables of its own.
     """
-    return (kind, *sizes, str(device), *map(version_of, boundaries))
+    return (kind, *sizes, str(device), *map(Boundaries, boundaries))
 
 
-def _memo() -> Memo | None:
-    """Return the tables kept for the microbatch that attention is computed for."""
+def _memo(key: tuple[Any, ...]) -> Memo | None:
+    """Return the tables kept for the microbatch that attention is computed for.
+
+    None where nothing may be kept: outside of a microbatch, and for boundaries without a version.
+    """
     params = _MICROBATCH.get()
-    if params is None:
+    unversioned = any(isinstance(part, Boundaries) and part.version is None for part in key)
+    if params is None or unversioned:
         return None
     memo: Memo | None = getattr(params, KEPT_AS, None)
     if memo is None:

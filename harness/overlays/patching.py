@@ -16,6 +16,21 @@ VARIANT = "megatron.core.transformer.experimental_attention_variant"
 _MISSING = object()
 
 
+def module_of(overlay: str, module: str) -> Any:
+    """Return a module that an overlay builds on.
+
+    Raises:
+        OverlayRefusedError: the build has no such module, or it cannot be imported.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise OverlayRefusedError(
+            f"overlay {overlay}: expected the module {module}, found none that can be imported "
+            f"({error}); the overlay was written for {WRITTEN_FOR}, use that or remove the overlay"
+        ) from error
+
+
 def found(overlay: str, module: str, attribute: str, parameters: Collection[str] = ()) -> Any:
     """Return a symbol that an overlay builds on.
 
@@ -142,9 +157,14 @@ def installed_by(install: Callable[[Patches], None], overlay: str) -> Callable[[
         raise
     _ON.add(overlay)
 
+    off = False
+
     def undo() -> None:
-        patches.undo()
-        _ON.discard(overlay)
+        nonlocal off
+        if not off:  # a second call is about nothing: the overlay may be on by another install
+            patches.undo()
+            _ON.discard(overlay)
+            off = True
 
     return undo
 

@@ -33,7 +33,7 @@ import torch
 
 from harness.overlays.hook_facts import layout_facts, with_facts
 from harness.overlays.packed_scorer import halves, select, whole_sequences
-from harness.overlays.patching import VARIANT, Correction, Patches, found
+from harness.overlays.patching import VARIANT, Correction, Patches, found, module_of
 from harness.overlays.plan_facts import call_facts, key_bounds, mark_plain, plain_marked
 from harness.overlays.plan_resolver import (
     CallFacts,
@@ -80,7 +80,7 @@ def install() -> Callable[[], None]:
 
 
 def _install(patches: Patches) -> None:
-    variant: Any = importlib.import_module(VARIANT)
+    variant = module_of(NAME, VARIANT)
     OVERLAY.check({"has_scoring_plan": _has_plan_module()})
     for hook in _HOOKS:
         found(NAME, _DISPATCH, hook, ("packed_seq_params", "cp_size", "single_packed_thd_sequence"))

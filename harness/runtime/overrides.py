@@ -72,7 +72,7 @@ def parse_overrides(modelled: str | None, overlays: Iterable[str]) -> Overrides:
         raise OverrideError(
             f"--modelled {modelled}: expected {' or '.join(_ARCHS)} behind the @, found {arch!r}"
         )
-    names = tuple(overlays)
+    names = tuple(dict.fromkeys(overlays))
     for name in names:
         if name not in OVERLAYS:
             raise OverrideError(

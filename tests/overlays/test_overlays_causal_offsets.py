@@ -13,6 +13,8 @@ from harness.overlays import OVERLAYS, OverlayRefusedError
 from harness.overlays.causal_offsets import CausalOffsets, due_offsets, install
 from harness.scenario.names import OVERLAYS as NAMES
 
+CALLER = "megatron.core.transformer.experimental_attention_variant.dsa_cudnn_kernels"
+
 
 def inputs(rows: int, keys: int):
     generator = torch.Generator().manual_seed(0)
@@ -95,9 +97,7 @@ def test_an_older_kernel_is_refused_before_it_is_called():
 def test_install_and_uninstall_in_a_training_process(monkeypatch):
     from harness.production import preload  # noqa: F401 (imports Megatron, warnings silenced)
 
-    caller = sys.modules[
-        "megatron.core.transformer.experimental_attention_variant.dsa_cudnn_kernels"
-    ]
+    caller = sys.modules[CALLER]
     namespace = modelled_namespace("1.32.0", defects="none")
     monkeypatch.setattr(caller, "_cudnn_dsa", namespace)
     uninstall = install()
@@ -107,12 +107,56 @@ def test_install_and_uninstall_in_a_training_process(monkeypatch):
     assert caller._cudnn_dsa is namespace
 
 
+@pytest.fixture
+def caller(monkeypatch):
+    """Megatron's caller before its first call, and kernels for it to import."""
+    from harness.production import preload  # noqa: F401 (imports Megatron, warnings silenced)
+
+    cudnn = types.ModuleType("cudnn")
+    cudnn.DSA = modelled_namespace("1.32.0", defects="none")
+    monkeypatch.setitem(sys.modules, "cudnn", cudnn)
+    found = sys.modules[CALLER]
+    monkeypatch.setattr(found, "_cudnn_dsa", None)
+    return found
+
+
+def test_after_removing_the_caller_imports_its_kernels_itself_again(caller):
+    uninstall = install()
+    assert visible(
+        caller._cudnn_dsa.indexer_forward_wrapper(*inputs(8, 32), ratio=1)["scores"]
+    ) == list(range(25, 33))
+    uninstall()
+    assert caller._cudnn_dsa is None
+
+
+def test_it_is_installed_once_and_removed_in_order(caller):
+    uninstall = install()
+    with pytest.raises(OverlayRefusedError, match="on in this process already"):
+        install()
+    on, caller._cudnn_dsa = caller._cudnn_dsa, object()
+    with pytest.raises(OverlayRefusedError, match="reverse order"):
+        uninstall()
+    caller._cudnn_dsa = on
+    uninstall()
+    uninstall()
+    assert caller._cudnn_dsa is None
+
+
+def test_without_kernels_or_caller_the_refusal_is_one_sentence(caller, monkeypatch):
+    monkeypatch.setitem(sys.modules, "cudnn", None)
+    with pytest.raises(OverlayRefusedError, match="expected the cuDNN kernels, found none"):
+        install()
+    assert caller._cudnn_dsa is None
+    monkeypatch.setitem(sys.modules, CALLER, None)
+    with pytest.raises(OverlayRefusedError, match="overlay causal_offsets: expected the module"):
+        install()
+
+
 def test_install_refuses_a_caller_that_passes_offsets(monkeypatch, tmp_path):
-    name = "megatron.core.transformer.experimental_attention_variant.dsa_cudnn_kernels"
     source = tmp_path / "fixed_caller.py"
     source.write_text("def call(ns, q):\n    return ns.forward(q, q_causal_offsets=None)\n")
     fixed = types.ModuleType("fixed_caller")
     fixed.__file__ = str(source)
-    monkeypatch.setitem(sys.modules, name, fixed)
+    monkeypatch.setitem(sys.modules, CALLER, fixed)
     with pytest.raises(OverlayRefusedError, match="passes q_causal_offsets itself"):
         install()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 
 import overlay_builds
@@ -156,6 +157,28 @@ def test_other_sizes_and_boundaries_written_again_get_tables_of_their_own(overla
     for name in ("cu_seqlens_q_padded", "cu_seqlens_kv_padded"):
         getattr(microbatch.params, name).copy_(boundaries(turned.q_padded))
     assert microbatch.ask()[1].tolist() == list(inverse_permutation(turned))
+
+
+@pytest.mark.parametrize("copied", [False, True], ids=["the same object", "a shallow copy"])
+def test_boundaries_replaced_by_other_tensors_get_tables_of_their_own(overlay, copied):
+    microbatch = Microbatch()
+    microbatch.ask()
+    if copied:  # it shares the memo of the first
+        microbatch.params = copy.copy(microbatch.params)
+    turned = pack_sequences([16, 32], cp_size=2)
+    for name in ("cu_seqlens_q_padded", "cu_seqlens_kv_padded"):
+        setattr(microbatch.params, name, boundaries(turned.q_padded))
+    assert microbatch.ask()[1].tolist() == list(inverse_permutation(turned))
+
+
+def test_boundaries_without_a_version_are_read_each_time(overlay):
+    with torch.inference_mode():
+        microbatch = Microbatch()
+        microbatch.ask()
+        turned = pack_sequences([16, 32], cp_size=2)
+        for name in ("cu_seqlens_q_padded", "cu_seqlens_kv_padded"):
+            getattr(microbatch.params, name).copy_(boundaries(turned.q_padded))
+        assert microbatch.ask()[1].tolist() == list(inverse_permutation(turned))
 
 
 def test_nothing_is_kept_outside_a_microbatch(overlay):

@@ -67,7 +67,20 @@ def test_the_same_overlay_twice_is_refused_until_it_is_off(name):
     with pytest.raises(OverlayRefusedError, match="on in this process already"):
         overlay.install()
     undo()
-    overlay.install()()
+    again = overlay.install()
+    undo()  # what an earlier installation left behind says nothing about this one
+    with pytest.raises(OverlayRefusedError, match="on in this process already"):
+        overlay.install()
+    again()
+
+
+def test_a_build_without_the_variant_is_refused_with_one_sentence(monkeypatch):
+    overlay_builds.snapshot()
+    for name in [name for name in sys.modules if name.startswith(overlay_builds.VARIANT)]:
+        monkeypatch.setitem(sys.modules, name, None)
+    for name in ("layout_memo", "scoring_plan", "effective_group"):
+        with pytest.raises(OverlayRefusedError, match=rf"^overlay {name}: "):
+            OVERLAYS[name].overlay.install()
 
 
 def test_taking_them_off_in_the_wrong_order_is_refused_and_changes_nothing():
