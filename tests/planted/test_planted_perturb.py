@@ -98,9 +98,13 @@ def test_the_released_build_is_judged_by_what_comes_out(released, name):
     result = released.results[f"perturb/{name}"]
     assert (result.outcome, result.verdict) == RELEASED[name], result.explanation
     broken = result.last.perturbations
-    assert {item.global_rank for item in broken} == (set() if name == "untouched" else {0, 1})
+    ranks = {item.global_rank for item in broken}
     if result.verdict is Verdict.CRASH:
+        # The first rank to crash ends the scenario; the other may not have come that far.
         first = result.last.fault.global_rank
         assert any(item.kernels for item in broken if item.global_rank == first)
+        assert ranks <= {0, 1}
+    else:
+        assert ranks == (set() if name == "untouched" else {0, 1})
     if name.startswith("missing"):
         assert any(item.declined for item in broken)
