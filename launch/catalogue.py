@@ -65,13 +65,20 @@ def catalogue(
     files = {file.id: file for file in skim()}
     others = [] if kind or needs_gpu else _others(known, found, citing(files.values(), asked))
     if as_json:
-        _show_json(known, found, files)
+        _show_json(known, found, files, others)
     else:
         _show(known, found, files, in_full=bool(asked) or kind is not None)
         _show_others(others, any_found=bool(found))
     if not found and not others:
-        click.echo("no entry found; try fewer words, or a number alone such as 316", err=True)
+        click.echo(f"no entry found; {_advice(asked, kind, needs_gpu)}", err=True)
         ctx.exit(ExitCode.NOTHING_RAN)
+
+
+def _advice(asked: list[str], kind: str | None, needs_gpu: bool) -> str:
+    if asked:
+        return "try fewer words, or a number alone such as 316"
+    limits = [*(["--kind"] if kind else []), *(["--needs-gpu"] if needs_gpu else [])]
+    return f"leave out {' or '.join(limits)}"
 
 
 def _others(
@@ -145,7 +152,12 @@ def _path(file: Path) -> str:
     return os.path.relpath(file)
 
 
-def _show_json(known: Catalogue, entries: Iterable[Entry], files: dict[str, SkimmedFile]) -> None:
+def _show_json(
+    known: Catalogue,
+    entries: Iterable[Entry],
+    files: dict[str, SkimmedFile],
+    others: list[SkimmedFile],
+) -> None:
     from launch.scenario_options import show_json
 
     rows = []
@@ -165,4 +177,5 @@ def _show_json(known: Catalogue, entries: Iterable[Entry], files: dict[str, Skim
                 "files": [_shown(files, scenario) for scenario in covering],
             }
         )
-    show_json({"schema_version": 1, "entries": rows})
+    cited_by = [_path(file.file) for file in others]
+    show_json({"schema_version": 1, "entries": rows, "cited_by": cited_by})

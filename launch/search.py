@@ -72,6 +72,12 @@ def search(
     )
     options = run_options(megatron)
     ranks = num_ranks or max(ranks_needed(base) for base in bases)
+    for base in bases:
+        if base.level != "scorer" and ranks < ranks_needed(base):
+            raise WarmError(
+                f"--ranks {ranks}: expected at least {ranks_needed(base)} for the histories of "
+                f"{base.id}; leave it out, or choose another scenario with -k"
+            )
     stop, ticker = StopRequest(), Ticker()
     stop.install()
     warm = WarmRanks(

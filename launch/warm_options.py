@@ -100,6 +100,8 @@ def chosen_scenarios(
     loaded = load([path])
     if not loaded.ok:
         raise WarmError("\n".join(str(problem) for problem in loaded.problems))
+    for problem in loaded.problems:  # warnings
+        click.echo(str(problem), err=True)
     try:
         faults = [parse_injection(text) for text in inject]
         overrides = parse_overrides(modelled, overlay)

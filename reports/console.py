@@ -17,6 +17,7 @@ from harness.record.result import RunRecord, ScenarioResult
 from reports.by_release import families, release_line, short_names
 from reports.files import result_file
 from reports.findings import rate_texts
+from reports.injected import never_struck
 from reports.overlap import RankOverlap
 from reports.proof import HARDWARE, proof_lines
 from reports.published import published_text
@@ -180,6 +181,7 @@ def _scenario(item: ScenarioView, *, detailed: bool) -> Iterator[Line]:
     style = _style(item)
     if item.need is Need.EXPECTED and not detailed:
         yield Line(text=_scenario_line(item), style=style)
+        yield from _spared(item)
         return
     yield Line(text=_headline(item), style=style)
     yield Line(text=_INDENT + visible(f"plan {item.plan}   kernels {item.kernels}"))
@@ -187,6 +189,7 @@ def _scenario(item: ScenarioView, *, detailed: bool) -> Iterator[Line]:
     for label, values in (("overlays", proof.overlays), ("injected", proof.injected)):
         if values:
             yield Line(text=_INDENT + visible(f"{label} {', '.join(values)}"))
+    yield from _spared(item)
     for text in overlap_rows(item):
         yield Line(text=_INDENT + text)
     for text in rate_texts(item.result):
@@ -200,6 +203,11 @@ def _scenario(item: ScenarioView, *, detailed: bool) -> Iterator[Line]:
     missing = item.result.last.missing_capability
     if missing is not None:
         yield Line(text=_INDENT + visible(f"not run: missing {missing}"))
+
+
+def _spared(item: ScenarioView) -> Iterator[Line]:
+    if spared := never_struck(item.result.last):
+        yield Line(text=_INDENT + shorten(visible(f"never struck: {spared}"), _LONGEST))
 
 
 def _style(item: ScenarioView) -> str:

@@ -16,6 +16,7 @@ from harness.scenario.spec import KnownRule
 from reports.faults import fault_findings, first_exception, known_fault_text
 from reports.finding import Finding
 from reports.hook_calls import hook_findings
+from reports.injected import never_struck
 from reports.overlap import BehaviourTotal, behaviour_totals, worst, worst_row
 from reports.perturbed import perturbed_findings
 from reports.text import counted, last_line, number_ranges, ratio
@@ -50,6 +51,8 @@ def findings(result: ScenarioResult) -> tuple[Finding, ...]:
         found.append(Finding(label="overlays", text=", ".join(attempt.proof.overlays)))
     if attempt.proof.injected:
         found.append(Finding(label="injected", text=", ".join(attempt.proof.injected)))
+    if spared := never_struck(attempt):
+        found.append(Finding(label="never struck", text=spared))
     found += perturbed_findings(attempt.perturbations)
     found += hook_findings(attempt.hook_calls)
     return tuple(found)

@@ -10,6 +10,7 @@ from harness.record.result import RunRecord
 from harness.record.selection import OverlapStats
 from harness.record.verdict import Outcome
 from reports.by_release import cell_text, families, short_names
+from reports.injected import never_struck
 from reports.proof import RunProof
 from reports.summary import Need, RunSummary, ScenarioView, missing_text
 from reports.table import Table, table
@@ -83,6 +84,7 @@ def _scenario_row(item: ScenarioView) -> tuple[str, ...]:
     proof = result.last.proof
     extra = [f"overlay {name}" for name in proof.overlays]
     extra += [f"injected {name}" for name in proof.injected]
+    extra += [f"never struck: {spared}"] if (spared := never_struck(result.last)) else []
     rank, strict = item.worst_rank, item.least_strict
     return (
         str(result.outcome),

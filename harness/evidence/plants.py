@@ -87,13 +87,6 @@ def _rows_before_an_empty_entry(table: RowTable) -> torch.Tensor:
     return ~following & (table.sequence < last) & (table.sequence >= 0) & table.valid
 
 
-_FITTING: dict[str, Callable[[RowTable], torch.Tensor]] = {
-    "key_on_padding": _padding_rows,
-    "next_past_empty": _rows_before_an_empty_entry,
-}
-"""Rows that kinds fit which strike only where there is one: packs of a history differ in that."""
-
-
 def duplicate_index(picks: torch.Tensor, table: RowTable) -> None:
     """Repeat a pick in place of another one."""
     row = _row(table, table.limits >= picks.size(1))
@@ -110,11 +103,26 @@ PLANTS: dict[str, Plant] = {
 }
 
 
+_FITTING: dict[str, Callable[[RowTable, int], torch.Tensor]] = {
+    "wrong_index": lambda table, topk: table.valid & (table.limits > topk),
+    "past_limit": lambda table, _topk: table.valid & (table.limits < table.key_lengths),
+    "neighbour_sequence": lambda table, _topk: table.valid & (table.starts > 0),
+    "key_on_padding": lambda table, _topk: _padding_rows(table),
+    "next_past_empty": lambda table, _topk: _rows_before_an_empty_entry(table),
+    "duplicate_index": lambda table, topk: (
+        table.valid & (table.limits >= min(topk, table.num_keys))
+    ),
+}
+"""Rows that a kind fits: it strikes where there is one, and packs of a history differ in that."""
+
+
 ELSEWHERE = frozenset({*MEMO_PLANTS, *RUN_PLANTS, *TRAINING_PLANTS, *HISTORY_PLANTS})
 """Kinds that other modules plant."""
 
 
-def plant(recorder: Recorder, kinds: tuple[str, ...], table: RowTable) -> tuple[str, ...]:
+def plant(
+    recorder: Recorder, kinds: tuple[str, ...], table: RowTable, topk: int
+) -> tuple[str, ...]:
     """Arrange for the faults to happen in the next forward.
 
     Args:
@@ -125,6 +133,7 @@ def plant(recorder: Recorder, kinds: tuple[str, ...], table: RowTable) -> tuple[
             attention's output, or the gradient that flows into it, is a quarter too large);
             ``slight_value`` (the output is too large by the rounding of bf16).
         table: Rows of the rank under the coming microbatch.
+        topk: Keys selected for each row.
 
     Returns:
         Kinds that are left out because the microbatch has no row that they fit.
@@ -134,7 +143,7 @@ def plant(recorder: Recorder, kinds: tuple[str, ...], table: RowTable) -> tuple[
     plant_run(recorder, kinds)
     plant_history(recorder, kinds)
     plant_training(recorder, kinds)
-    spared = tuple(k for k in kinds if k in _FITTING and not bool(_FITTING[k](table).any()))
+    spared = tuple(k for k in kinds if k in _FITTING and not bool(_FITTING[k](table, topk).any()))
     for kind in kinds:
         if kind in ELSEWHERE or kind in spared:
             continue

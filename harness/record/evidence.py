@@ -115,6 +115,10 @@ class NoteEvidence:
     text: str
 
 
+NEVER_STRUCK = "injection that never struck"
+"""Topic of the note on a planted fault that did not happen, or not in this microbatch."""
+
+
 Evidence = (
     SelectionEvidence
     | WindowEvidence

@@ -148,7 +148,8 @@ def check_picks(picks: Tensor, operands: Operands, table: RowTable, topk: int) -
     operands.check_table(table)
     if topk < 1:
         raise ValueError(f"topk must be at least 1, found {topk}")
-    if picks.dim() != 2 or picks.shape[0] != table.num_local_rows or picks.shape[1] < 1:
+    has_slots = picks.dim() == 2 and (picks.shape[1] > 0 or not table.num_local_rows)
+    if not has_slots or picks.shape[0] != table.num_local_rows:
         raise ValueError(
             f"picks must be ({table.num_local_rows} local rows, slots), found shape "
             f"{tuple(picks.shape)}"

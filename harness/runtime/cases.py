@@ -16,13 +16,13 @@ from harness.production.boundaries import hand_over
 from harness.production.inputs import InputSource
 from harness.production.packs import real_rows
 from harness.production.third_party import HookCase, ThirdParty
-from harness.record.evidence import Evidence, NoteEvidence
+from harness.record.evidence import NEVER_STRUCK, Evidence, NoteEvidence
 from harness.record.phase import Phase
 from harness.reference.rows import rows_of_rank
 from harness.reference.site import Site
 from harness.runtime.dumps import dump_records
 from harness.runtime.engine import Stage
-from harness.runtime.inject import NEVER_STRUCK, for_rank
+from harness.runtime.inject import for_rank
 from harness.runtime.layout_records import layout_records
 from harness.runtime.memory_records import memory_records
 from harness.runtime.state_records import look_before, state_records
@@ -88,7 +88,8 @@ def begin(stage: Stage, case: Case, cp_rank: int, *, planted: bool = True) -> No
     task = stage.task
     found = for_rank(task.planted, task.scenario.id, task.global_rank)
     kinds = tuple(item.kind for item in found if planted and item.strikes(stage.journal.entered))
-    for kind in plant(stage.recorder, kinds, rows_of_rank(case.pack, cp_rank)):
+    topk = task.scenario.model.dsa_indexer_topk
+    for kind in plant(stage.recorder, kinds, rows_of_rank(case.pack, cp_rank), topk):
         text = f"{kind}: microbatch {case.index} has no row on cp_rank {cp_rank} that it fits"
         stage.journal.evidence(NoteEvidence(topic=NEVER_STRUCK, text=text))
     look_before(stage)

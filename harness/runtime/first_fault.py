@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import signal as signals
 from collections.abc import Sequence
 
 from harness.record.collective import CollectiveFinding, CollectiveKind
+from harness.record.evidence import ExceptionEvidence
 from harness.record.phase import SCENARIO_PHASES, Phase
 from harness.record.result import FaultReport, RankOutcome
 from harness.record.verdict import Verdict
@@ -163,7 +165,8 @@ def _remedy(rank: RankOutcome) -> str:
 def _exception_verdict(rank: RankOutcome) -> tuple[Verdict, str]:
     exception = rank.exception
     assert exception is not None
-    text = f"{exception.type}: {exception.text.splitlines()[0] if exception.text else ''}"
+    first_line = exception.text.partition("\n")[0] or _raised_at(exception)
+    text = f"{exception.type}: {first_line}"
     if exception.address_fault is not None or _is_cuda_memory_error(rank):
         return Verdict.MEMORY_FAULT, text
     if exception.out_of_memory:
@@ -179,6 +182,19 @@ def _exception_verdict(rank: RankOutcome) -> tuple[Verdict, str]:
     if exception.declined and exception.origin == "build":
         return Verdict.REFUSED, text
     return Verdict.CRASH, text
+
+
+_FRAME = re.compile(r'  File "([^"]+)", line (\d+), in (\S+)\n(?:    (\S[^\n]*))?')
+
+
+def _raised_at(exception: ExceptionEvidence) -> str:
+    """Say where an exception without words was raised, such as a bare ``assert``."""
+    frames = _FRAME.findall(exception.traceback)
+    if not frames:
+        return "raised without words"
+    file, line, function, source = frames[-1]
+    words = f": {source}" if source else ""
+    return f"raised without words in {function} ({file.rpartition('/')[2]}:{line}){words}"
 
 
 def _signal_name(number: int) -> str:

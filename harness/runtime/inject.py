@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
-from harness.record.evidence import NoteEvidence
+from harness.record.evidence import NEVER_STRUCK, NoteEvidence
 from harness.record.phase import Phase
 from harness.runtime.journal import Journal
 
@@ -81,9 +81,6 @@ _MADE_IN = {
 }
 """Phase in which the value is made that a kind changes; kinds that are not here strike always."""
 _ORDER = {phase: place for place, phase in enumerate(Phase)}
-
-NEVER_STRUCK = "injection that never struck"
-"""Topic of the note on a fault whose phase the rank never entered."""
 
 OOM_BUDGET_BYTES = 256 * 2**20
 """Address space left to the rank before ``oom`` asks for four times as much."""

@@ -41,6 +41,11 @@ EVIDENCE = {
 NEEDS_REASON = ("needs_gpu", "not_applicable")
 
 _NUMBERED = re.compile(r"https://github\.com/([^/\s]+)/([^/\s]+)/(?:pull|issues)/(\d+)")
+_PASTED = re.compile(
+    r"<?(?:https?://)?(?:www\.)?github\.com/([^/\s]+)/([^/\s]+)/(?:pull|issues)/(\d+)",
+    re.IGNORECASE,
+)
+"""A link as people paste it: out of a browser, a mail or prose."""
 _SHORT = re.compile(r"(?:(?:([\w.-]+)/)?([\w.-]+)#|#?)(\d+)")
 _ID = re.compile(r"^id: *['\"]?([^\s'\"]+)", re.MULTILINE)
 _LINK = re.compile(r"https?://[^\s,\]\"']+")
@@ -243,7 +248,7 @@ def reference(word: str) -> tuple[str, str, str] | None:
 
     Owner and repository are empty where they are not given; None for any other word.
     """
-    match = _NUMBERED.match(word) or _SHORT.fullmatch(word)
+    match = _PASTED.match(word) or _SHORT.fullmatch(word)
     if match is None:
         return None
     owner, repository, number = match.groups(default="")

@@ -119,18 +119,26 @@ def test_the_sequence_before_an_empty_entry_is_given_the_first_key_behind_it(
         ("next_past_empty", pack_sequences([0, 16], cp_size=2), True),
         ("next_past_empty", pack_sequences([0, 0], cp_size=2, tail_padding=8), True),
         ("next_past_empty", pack_sequences([16, 0, 16], cp_size=2), False),
+        ("wrong_index", pack_sequences([4], cp_size=2), True),
+        ("wrong_index", pack_sequences([16], cp_size=2), False),
+        ("past_limit", pack_sequences([1, 1], cp_size=1), True),
+        ("past_limit", pack_sequences([2], cp_size=1), False),
+        ("neighbour_sequence", pack_sequences([16], cp_size=2), True),
+        ("neighbour_sequence", pack_sequences([4, 16], cp_size=2), False),
+        ("duplicate_index", pack_sequences([2, 3], cp_size=1), True),
+        ("duplicate_index", pack_sequences([4], cp_size=1), False),
     ],
 )
 def test_a_pack_without_room_for_the_fault_is_spared_and_told(kind, pack, spared):
     recorder = Recorder()
-    assert plant(recorder, (kind,), rows_of_rank(pack, 0)) == ((kind,) if spared else ())
+    assert plant(recorder, (kind,), rows_of_rank(pack, 0), TOPK) == ((kind,) if spared else ())
     assert bool(recorder.transforms) is not spared
 
 
 def test_plants_reach_the_scorers_result_through_the_recorder(case):
     picks, _operands, table = case
     recorder = Recorder()
-    plant(recorder, ("duplicate_index",), table)
+    plant(recorder, ("duplicate_index",), table, TOPK)
     result = recorder.record("fused_topk", "megatron", None, {}, lambda: (picks[None], None, None))
     assert not torch.equal(result[0][0], picks)
     assert torch.equal(recorder.calls[0].result[0], result[0])
@@ -138,14 +146,14 @@ def test_plants_reach_the_scorers_result_through_the_recorder(case):
 
 def test_unfused_path_switches_the_kernels_off_silently(case):
     recorder = Recorder()
-    plant(recorder, ("unfused_path",), case[2])
+    plant(recorder, ("unfused_path",), case[2], TOPK)
     assert recorder.record("use_fused", "megatron", None, {}, lambda: True) is False
 
 
 def test_no_plant_clears_the_transforms(case):
     recorder = Recorder()
-    plant(recorder, ("unfused_path",), case[2])
-    plant(recorder, (), case[2])
+    plant(recorder, ("unfused_path",), case[2], TOPK)
+    plant(recorder, (), case[2], TOPK)
     assert not recorder.transforms
 
 

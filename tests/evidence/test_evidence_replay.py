@@ -123,11 +123,11 @@ def test_outputs_that_are_never_let_go_pile_up_over_forwards():
     table = rows_of_rank(PACK, 0)
     for forward in range(3):
         recorder.clear()
-        plant(recorder, ("kept_output",), table)
+        plant(recorder, ("kept_output",), table, 4)
         attend(recorder, PICKS)
         assert len(recorder.planted["kept_output"]) == forward + 1
     recorder.clear()
-    plant(recorder, (), table)
+    plant(recorder, (), table, 4)
     attend(recorder, PICKS)
     assert len(recorder.planted["kept_output"]) == 3
 

@@ -23,7 +23,7 @@ def four_ranks(monkeypatch):
 
 def planted(*kinds: str) -> Recorder:
     recorder = Recorder()
-    plant(recorder, kinds, TABLE)
+    plant(recorder, kinds, TABLE, 4)
     return recorder
 
 
@@ -66,6 +66,6 @@ def test_clamped_slots_hold_key_0_over_the_whole_width():
 
 def test_the_next_case_is_clean():
     recorder = planted(*TRAINING_PLANTS)
-    plant(recorder, (), TABLE)
+    plant(recorder, (), TABLE, 4)
     assert "flash_attention" not in recorder.dressers
     assert not {"dispatch_attention", "indexer"} & set(recorder.transforms)

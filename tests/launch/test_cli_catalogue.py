@@ -65,6 +65,17 @@ def test_json_names_files_that_are_there(tmp_path):
     assert all(Path(file).is_file() for entry in entries for file in entry["files"])
 
 
+def test_json_names_the_files_that_cite_a_report_without_an_entry():
+    found = json.loads(catalogue("--search", "572", "--json").output)
+    assert found["entries"] == []
+    assert [file.rpartition("/")[2] for file in found["cited_by"]] == ["old-gradient.yaml"]
+
+
+def test_what_to_leave_out_is_what_was_given():
+    done = CliRunner().invoke(cli, ["catalogue", "--kind", "dynamic-cp", "--needs-gpu"])
+    assert "leave out --kind or --needs-gpu" in done.stderr
+
+
 def test_an_unknown_kind_lists_the_known_ones():
     import click
 

@@ -341,3 +341,11 @@ def test_arguments_that_do_not_belong_together_are_refused(change, message):
         dataclasses.replace(case.operands, dtype="bf16")
     with pytest.raises(ValueError, match="chunk sizes must be at least 1"):
         ChunkSizes(rows=0)
+
+
+def test_a_rank_without_rows_has_nothing_to_be_judged():
+    case = make_case([0], cp_size=1)
+    no_picks = torch.zeros(0, 0, dtype=torch.int64)
+    assert judge_selection(no_picks, case.operands, case.table, topk=2).counts.table.shape[0] == 0
+    with pytest.raises(ValueError, match="picks must be"):
+        judge_selection(torch.zeros(1, 0), case.operands, case.table, topk=2)

@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 from repro_fakes import Fake, crashed, missing, passed, scenario
 
+from harness.record.evidence import NEVER_STRUCK, NoteEvidence
 from harness.record.verdict import ExitCode, Verdict
 from harness.repro.search import Search, draw_each
 from harness.repro.search_histories import Ranges, ranks_needed, searched, sound
@@ -202,6 +203,46 @@ def test_time_signals_and_missing_capabilities_end_it():
     fake = Fake(lambda case, before: missing())
     report = Search(bases=(BASE,), evaluator=fake, budget_s=600.0, most=3).run()
     assert report.missing == "a GPU" and search_exit_code(report) is ExitCode.NOTHING_RAN
+
+
+def test_histories_that_break_rules_are_passed_over_however_many(monkeypatch):
+    drawn_so_far = iter(range(10**6))
+    monkeypatch.setattr("harness.repro.search.sound", lambda case: next(drawn_so_far) % 50 == 49)
+    report, histories = drawn(BASE, count=20)
+    assert report.ending == "histories" and len(histories) == 20
+
+
+def test_time_is_up_among_histories_that_break_rules_as_well(monkeypatch):
+    monkeypatch.setattr("harness.repro.search.sound", lambda case: False)
+    fake = Fake(lambda case, before: passed())
+    assert Search(bases=(BASE,), evaluator=fake, budget_s=0.2).run().ending == "budget"
+
+
+def test_key_lengths_are_within_the_ranges_too():
+    pack = MicrobatchSpec(sequences=(16, 8), kv_sequences=(8, 16))
+    narrow = SearchSpec(zero_lengths=False, tokens=20, padded=False)
+    _, histories = drawn(replace(BASE, microbatches=(pack,), search=narrow))
+    packs = packs_of(histories)
+    assert all(len(pack.kv_sequences) == len(pack.sequences) for pack in packs)
+    assert all(min(pack.kv_sequences) >= 1 for pack in packs)
+    assert max(sum(pack.kv_sequences) for pack in packs) <= 20
+    _, histories = drawn(replace(BASE, microbatches=(pack,)))
+    assert all(any(pack.kv_sequences) for pack in packs_of(histories))
+    assert any(0 in pack.kv_sequences for pack in packs_of(histories))
+
+
+def test_a_pack_without_room_for_the_planted_fault_is_no_finding():
+    planted = replace(
+        BASE, inject=("past_limit@0:select",), expect=ExpectSpec(verdict=Verdict.OUT_OF_BOUNDS)
+    )
+    note = NoteEvidence(topic=NEVER_STRUCK, text="past_limit: microbatch 0 has no row")
+    fake = Fake(lambda case, before: replace(passed(), notes=(note,)))
+    report = Search(bases=(planted,), evaluator=fake, most=5, budget_s=600.0).run()
+    assert report.counts == {"unexpected pass (planted fault never struck)": 5}
+    assert report.found is None
+    fake = Fake(lambda case, before: passed())
+    report = Search(bases=(planted,), evaluator=fake, most=5, budget_s=600.0).run()
+    assert report.ending == "found"
 
 
 def test_several_scenarios_of_a_file_are_drawn_from():

@@ -79,8 +79,17 @@ def test_a_signature_nested_without_end_is_refused(case):
     assert "expected a signature or a result of a run" in said
 
 
-def test_an_empty_name_is_no_file_to_write(case):
-    assert "Is a directory" in refused("export", "case.yaml", "--to", "script", "--out", "")
+def test_too_few_ranks_are_told_before_any_is_started(case):
+    (case / "case.yaml").write_text(CASE.replace("scorer", "attention"))
+    said = refused("search", "case.yaml", "--ranks", "1")
+    assert "--ranks 1: expected at least 2 for the histories of case/one" in said
+    assert [path.name for path in case.iterdir()] == ["case.yaml"]
+
+
+def test_what_a_file_is_warned_of_is_shown_here_as_well(case):
+    (case / "case.yaml").write_text(CASE + "search: {cp: [1, 2]}\n")
+    said = refused("search", "case.yaml", "--megatron", "nowhere")
+    assert "case.yaml:7:13: warning: search.cp: cp is ignored without Dynamic CP" in said
 
 
 def test_a_folder_of_another_case_is_not_gone_on_with(tmp_path):

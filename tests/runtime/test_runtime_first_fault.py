@@ -53,6 +53,32 @@ FAULT = AddressFaultEvidence(
 )
 
 
+BARE_ASSERT = """Traceback (most recent call last):
+  File "/x/harness/engine.py", line 3, in run
+    attend(q)
+  File "/x/megatron/absorbed_mla.py", line 829, in forward
+    assert q_absorbed.is_contiguous()
+           ^^^^^^^^^^^^^^^^^^^^^^^^^^
+AssertionError
+"""
+
+
+@pytest.mark.parametrize(
+    ("traceback", "said"),
+    [
+        (
+            BARE_ASSERT,
+            "AssertionError: raised without words in forward (absorbed_mla.py:829): "
+            "assert q_absorbed.is_contiguous()",
+        ),
+        ("", "AssertionError: raised without words"),
+    ],
+)
+def test_an_exception_without_words_is_told_by_its_place(traceback, said):
+    fault = first_fault([ok(0), raised(1, type="AssertionError", text="", traceback=traceback)])
+    assert fault.cause.endswith(said)
+
+
 def test_no_fault_among_completed_ranks():
     assert first_fault([ok(0), ok(1)]) is None
 

@@ -2,10 +2,9 @@
 
 import pytest
 
-from harness.record.evidence import NoteEvidence
+from harness.record.evidence import NEVER_STRUCK, NoteEvidence
 from harness.record.phase import Phase
 from harness.runtime.inject import (
-    NEVER_STRUCK,
     PROCESS_KINDS,
     SELECTION_KINDS,
     InjectedFaultError,

@@ -133,6 +133,22 @@ def test_every_link_leads_to_its_entry():
             assert entry in search(KNOWN, [link])
 
 
+@pytest.mark.parametrize(
+    "pasted",
+    [
+        "http://github.com/NVIDIA/cudnn-frontend/pull/316",
+        "https://www.github.com/NVIDIA/cudnn-frontend/pull/316/",
+        "<https://github.com/NVIDIA/cudnn-frontend/pull/316>",
+        "github.com/nvidia/cudnn-frontend/issues/316#issuecomment-1",
+    ],
+)
+def test_links_lead_there_as_people_paste_them(pasted):
+    assert [entry.name for entry in search(KNOWN, [pasted])] == [
+        entry.name for entry in search(KNOWN, [f"{CF}/pull/316"])
+    ]
+    assert search(KNOWN, [pasted])
+
+
 def test_reports_without_an_entry_lead_to_the_files_that_cite_them():
     assert [file.id for file in citing(FILES.values(), ["572"])] == ["public/old-gradient"]
     assert list(citing(FILES.values(), ["old"])) == []

@@ -26,6 +26,15 @@ def _level(scenario: Scenario) -> Iterator[Finding]:
             )
 
 
+def _interrupted(scenario: Scenario) -> Iterator[Finding]:
+    if "interrupted" in scenario.compare.launches and scenario.level not in ("attention", "model"):
+        yield Finding(
+            path=("compare", "launches", scenario.compare.launches.index("interrupted")),
+            message=f"level {scenario.level} has no attention that an exception could end; use "
+            "level attention, or remove interrupted",
+        )
+
+
 def _sizes(scenario: Scenario) -> Iterator[Finding]:
     yield from _sizes_of(scenario, "context_parallel_size", scenario.compare.context_parallel_size)
 
@@ -136,6 +145,7 @@ def _mask(scenario: Scenario) -> Iterator[Finding]:
 
 RULES = (
     Rule(needs=("level", "compare"), check=_level),
+    Rule(needs=("level", "compare.launches"), check=_interrupted),
     Rule(
         needs=(
             "level",

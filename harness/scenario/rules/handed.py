@@ -57,12 +57,26 @@ def _lost(microbatch: MicrobatchSpec, pack: Pack, *, refused: bool) -> str | Non
 
 
 def _strided(scenario: Scenario) -> Iterator[Finding]:
-    if scenario.values.strided and scenario.level not in ("scorer", "attention"):
+    if not scenario.values.strided:
+        return
+    path = ("values", "strided")
+    if scenario.level not in ("scorer", "attention"):
         yield Finding(
-            path=("values", "strided"),
+            path=path,
             message="strided is about tensors that the harness hands over, found level "
             f"{scenario.level}, which makes its own; use level scorer or attention",
         )
+    elif scenario.level == "attention" and _has_a_layer_in_front(scenario):
+        yield Finding(
+            path=path,
+            message="under Dynamic CP and recomputation the build's own layer stands in front of "
+            "core attention, which always makes contiguous queries; remove strided, or both of "
+            "parallel.dynamic_context_parallel and training.recompute",
+        )
+
+
+def _has_a_layer_in_front(scenario: Scenario) -> bool:
+    return scenario.parallel.dynamic_context_parallel or scenario.training.recompute != "none"
 
 
 def _hook(scenario: Scenario) -> Iterator[Finding]:
@@ -101,7 +115,15 @@ RULES = (
         check=_boundaries,
         each_microbatch=True,
     ),
-    Rule(needs=("values.strided", "level"), check=_strided),
+    Rule(
+        needs=(
+            "values.strided",
+            "level",
+            "parallel.dynamic_context_parallel",
+            "training.recompute",
+        ),
+        check=_strided,
+    ),
     Rule(
         needs=(
             "kernels.third_party_hook.hook",

@@ -38,6 +38,16 @@ def _recompute(scenario: Scenario) -> Iterator[Finding]:
             message="selective recomputation of nothing is none; name a module, or use "
             "recompute: none",
         )
+    elif (
+        training.recompute == "selective"
+        and scenario.level == "attention"
+        and "core_attn" not in training.recompute_modules
+    ):
+        yield Finding(
+            path=("training", "recompute_modules"),
+            message="level attention has core attention alone to compute again, found "
+            f"{', '.join(training.recompute_modules)}; add core_attn, or use level: model",
+        )
     for key, granularity in _OF.items():
         given = getattr(training, key) != getattr(_PLAIN, key)
         if given and training.recompute != granularity:

@@ -13,6 +13,7 @@ from harness.scenario.rules import (
     growth,
     handed,
     history,
+    ignored,
     kernels,
     lengths,
     recompute,
@@ -31,6 +32,7 @@ RULES: tuple[Rule, ...] = (
     *handed.RULES,
     *recompute.RULES,
     *growth.RULES,
+    *ignored.RULES,
 )
 
 
