@@ -89,7 +89,7 @@ def test_too_few_ranks_are_told_before_any_is_started(case):
 def test_what_a_file_is_warned_of_is_shown_here_as_well(case):
     (case / "case.yaml").write_text(CASE + "search: {cp: [1, 2]}\n")
     said = refused("search", "case.yaml", "--megatron", "nowhere")
-    assert "case.yaml:7:13: warning: search.cp: cp is ignored without Dynamic CP" in said
+    assert "case.yaml:7:14: warning: search.cp: cp is ignored without Dynamic CP" in said
 
 
 def test_a_folder_of_another_case_is_not_gone_on_with(tmp_path):
