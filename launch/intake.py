@@ -11,6 +11,9 @@ import click
 from harness.record.verdict import ExitCode
 from launch.paths import PATH
 
+_DRAFTS = ("scenario.yaml", "scenario.partial.yaml")
+"""A draft that can be run, and one that lacks lengths."""
+
 
 class IntakeUseError(click.ClickException):
     """A file that cannot be taken in; one line, exit code 2."""
@@ -51,8 +54,9 @@ def intake(files: tuple[Path, ...], out: Path | None, name: str, format: str) ->
     data = json.dumps(as_data(found, problems), indent=1) + "\n"
     click.echo(data if format == "json" else text, nl=False)
     if out is not None:
-        file = "scenario.yaml" if found.draft.is_complete else "scenario.partial.yaml"
+        file, other = _DRAFTS if found.draft.is_complete else _DRAFTS[::-1]
         _write(out, {"intake.md": text, "intake.json": data, file: draft})
+        _remove_draft(out / other)
 
 
 def _problems(text: str) -> tuple[str, ...]:
@@ -73,3 +77,19 @@ def _write(folder: Path, texts: dict[str, str]) -> None:
         except OSError as error:
             raise IntakeUseError(f"--out {folder}: {error.strerror or error}") from error
     click.echo(f"{folder}: {', '.join(texts)}", err=True)
+
+
+def _remove_draft(path: Path) -> None:
+    """Remove the draft of an earlier intake, which no longer belongs to the report beside it."""
+    from harness.repro.intake.draft import HEAD
+
+    try:
+        if not path.is_file():
+            return
+        with path.open("rb") as file:
+            is_ours = file.read(len(HEAD) + 2) == f"# {HEAD}".encode()
+        if is_ours:
+            path.unlink()
+            click.echo(f"{path}: draft of an earlier intake, removed", err=True)
+    except OSError as error:
+        raise IntakeUseError(f"{path}: cannot be removed: {error.strerror or error}") from error

@@ -15,7 +15,7 @@ from harness.repro.intake.draft import scenario_of, scenario_text
 from harness.repro.intake.facts import MANY
 from harness.repro.intake.intake import take_in
 from harness.repro.intake.kinds import KINDS, SHOWN
-from harness.repro.intake.lines import HEAD_BYTES, TAIL_BYTES, IntakeError, read_lines
+from harness.repro.intake.lines import HEAD_BYTES, TAIL_BYTES, IntakeError, read_text
 from harness.repro.intake.masking import masked
 from harness.repro.intake.report import as_data, markdown
 from harness.repro.intake.signs import _LOOKS
@@ -233,6 +233,24 @@ def test_without_lengths_there_is_no_scenario_to_run(tmp_path):
     assert load([partial]).ok
 
 
+def test_one_draft_is_left_when_another_intake_writes_the_other(tmp_path):
+    lengths, out = tmp_path / "lengths.txt", tmp_path / "out"
+    lengths.write_text("cu_seqlens_q: [0, 64]\n")
+    arguments = str(SAMPLES / "arguments.txt")
+    for files, left in (
+        ([arguments, str(lengths)], "scenario.yaml"),
+        ([arguments], "scenario.partial.yaml"),
+        ([arguments, str(lengths)], "scenario.yaml"),
+    ):
+        done = CliRunner().invoke(cli, ["intake", *files, "--out", str(out)])
+        assert done.exit_code == 0, done.output
+        assert [path.name for path in out.glob("*.yaml")] == [left]
+    assert "draft of an earlier intake, removed" in done.output
+    (out / "scenario.yaml").write_text("id: by/hand\n")
+    done = CliRunner().invoke(cli, ["intake", arguments, "--out", str(out)])
+    assert (out / "scenario.yaml").read_text() == "id: by/hand\n", "a file of somebody else"
+
+
 def test_what_the_texts_do_not_say_is_a_default():
     draft = take_in([SAMPLES / "out-of-memory.log"]).draft
     scenario = scenario_of(draft, "a/b")
@@ -287,35 +305,6 @@ def test_secrets_are_in_no_output(tmp_path):
     assert "***" in done.output
 
 
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("API_KEY=abc123def", "API_KEY=***"),
-        ("password: correcthorse", "password: ***"),
-        ("Authorization: Bearer abcdefgh.ijkl", "Authorization: Bearer ***"),
-        ("https://u:p@host/path", "https://***@host/path"),
-        ("--wandb-api-key deadbeef01", "--wandb-api-key ***"),
-        ("docker login -u me -p hunter22 nvcr.io", "docker login -u me -p *** nvcr.io"),
-        ("docker login -p hunter22", "docker login -p ***"),
-        ("python login.py --port 3", "python login.py --port 3"),
-        ("key_positions=tensor([0, 1])", "key_positions=tensor([0, 1])"),
-        ("WANDB_API_KEY=0123456789abcdef", "WANDB_API_KEY=***"),
-        ("Authorization: Basic dXNlcjpwdw", "Authorization: Basic ***"),
-        ("https://u:p@ss/w@host/path", "https://***@host/path"),
-        ('password = "two words", n=1', 'password = "***", n=1'),
-        ("wandb_api_key ........ deadbeef01", "wandb_api_key ........ ***"),
-        ("DB_PASS=ab,cdef x=1", "DB_PASS=*** x=1"),
-        ("GET https://host/x?sig=abcdef&n=1", "GET https://host/x?sig=***&n=1"),
-        ("key: torch.Size([4])", "key: torch.Size([4])"),
-        ("total_tokens=131072", "total_tokens=131072"),
-        ("calculate_per_token_loss=True", "calculate_per_token_loss=True"),
-        ("dsa_indexer_topk=2048", "dsa_indexer_topk=2048"),
-    ],
-)
-def test_masking(text, shown):
-    assert masked(text) == shown
-
-
 def test_a_huge_log_costs_its_head_and_its_end(tmp_path):
     path = tmp_path / "huge.log"
     line = b"step 1 | lm loss 2.0 | grad norm 1.0\n"
@@ -324,12 +313,22 @@ def test_a_huge_log_costs_its_head_and_its_end(tmp_path):
         for _ in range(60):
             stream.write(line * (2**20 // len(line)))
         stream.write(b"RuntimeError: CUDA error: an illegal memory access was encountered\n")
-    lines = read_lines(path)
+    read = read_text(path)
+    lines = read.lines
     assert sum(len(one.text) for one in lines) <= HEAD_BYTES + TAIL_BYTES
     assert lines[0].number == 1
     with open(path, "rb") as stream:
-        assert lines[-2].number == sum(1 for _ in stream)
-    assert lines[-2].text.startswith("RuntimeError")
+        assert lines[-1].number == read.num_lines == sum(1 for _ in stream)
+    assert lines[-1].text.startswith("RuntimeError")
+    at_the_gap = [one.number for one in lines if one.number in (read.gap.first, read.gap.last)]
+    assert read.gap.last - read.gap.first + 1 == read.num_lines - len(lines)
+    assert at_the_gap == []
+    assert read.gap.num_bytes == path.stat().st_size - HEAD_BYTES - TAIL_BYTES
+    found = take_in([path])
+    part = f"{read.gap.num_bytes} bytes in the middle, lines {read.gap.first} to {read.gap.last}"
+    assert f"{read.num_lines} lines, " in markdown(found)
+    assert f"{part}, are not read" in markdown(found)
+    assert as_data(found)["not_read"][str(path)]["bytes"] == read.gap.num_bytes
     path.write_bytes(path.read_bytes()[:4000] + b"\nCUDA error: misaligned address\n")
     found = take_in([path])
     assert found.facts.first("cuda_error").value == "misaligned address"
@@ -392,7 +391,7 @@ def test_what_is_no_text_file_is_refused_in_one_line(tmp_path):
     os.mkfifo(pipe)
     for path in (binary, pipe, tmp_path, tmp_path / "absent"):
         with pytest.raises(IntakeError, match=str(path)):
-            read_lines(path)
+            read_text(path)
     done = CliRunner().invoke(cli, ["intake", str(binary)])
     assert done.exit_code == 2
     assert "found binary data" in done.output

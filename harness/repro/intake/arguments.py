@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from harness.repro.intake.facts import Fact, Value
-from harness.repro.intake.lines import Line
+from harness.repro.intake.lines import Line, without_comment
 
 INTEGERS = frozenset(
     (
@@ -98,12 +98,12 @@ def argument_facts(lines: Iterable[Line]) -> Iterator[Fact]:
     """Yield arguments with their values."""
     command = False
     for line in lines:
-        text = line.text
+        text = without_comment(line.text)
         if found := _DUMP.match(text):
             yield from _fact(found[1], found[2], line, "argument dump")
             continue
         if "--" in text and (command or _is_command(text)):
-            yield from _options(line)
+            yield from _options(text, line)
         elif ":" in text and (found := _YAML.match(text)):
             yield from _fact(found[1], found[2], line, "configuration")
         elif "=" in text and not text.lstrip().startswith("File "):
@@ -122,11 +122,11 @@ def _is_command(text: str) -> bool:
     return plain.startswith(starts) or "torchrun " in plain or "pretrain_" in plain
 
 
-def _options(line: Line) -> Iterator[Fact]:
-    found = list(_OPTION.finditer(line.text))
-    ends = [option.start() for option in found[1:]] + [len(line.text)]
+def _options(text: str, line: Line) -> Iterator[Fact]:
+    found = list(_OPTION.finditer(text))
+    ends = [option.start() for option in found[1:]] + [len(text)]
     for option, end in zip(found, ends, strict=False):
-        value = line.text[option.end() : end].strip().rstrip("\\").strip()
+        value = text[option.end() : end].strip().rstrip("\\").strip()
         yield from _fact(option[1], value, line, "command line")
 
 

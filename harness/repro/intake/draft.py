@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from harness.repro.intake.facts import Fact, Facts
+from harness.repro.intake.layouts import LISTS, notes_on_lists
 from harness.repro.intake.masking import masked
 from harness.repro.intake.software import architecture
 from harness.scenario.spec import (
@@ -23,7 +24,8 @@ from harness.scenario.spec import (
 )
 
 MAX_MICROBATCHES = 64
-_LISTS = ("cu_seqlens_q", "cu_seqlens_kv", "cu_seqlens_q_padded", "cu_seqlens_kv_padded")
+HEAD = "Drafted from texts. Where each field comes from:"
+"""First comment of every draft."""
 _MODEL = (
     "num_layers",
     "hidden_size",
@@ -120,6 +122,7 @@ def draft_of(facts: Facts) -> Draft:
     draft.fields += _training(facts, draft)
     draft.fields += _graph(facts)
     draft.fields += _values(facts, draft)
+    draft.notes += notes_on_lists(facts)
     draft.fields += _microbatches(facts, draft)
     for name, values in facts.conflicts():
         said = "; ".join(f"{fact.value} ({fact.line.place})" for fact in values)
@@ -153,7 +156,7 @@ def scenario_text(draft: Draft, name: str) -> str:
     """
     from harness.scenario.writing import scenario_to_yaml
 
-    comments = ["Drafted from texts. Where each field comes from:"]
+    comments = [HEAD]
     for one in draft.fields:
         rule = f", {one.rule}" if one.rule else ""
         places = ", ".join(dict.fromkeys(fact.line.place for fact in one.facts))
@@ -249,12 +252,12 @@ def _values(facts: Facts, draft: Draft) -> Iterator[Drafted]:
 
 
 def _microbatches(facts: Facts, draft: Draft) -> Iterator[Drafted]:
-    packs = list(_packs(_of_one_rank(facts, _LISTS)))
-    if packs:
-        for index, lists in enumerate(packs[:MAX_MICROBATCHES]):
-            yield from _pack(index, lists, draft)
-    else:
-        for index, fact in enumerate(_of_one_rank(facts, ("sequences",))[:MAX_MICROBATCHES]):
+    packs = list(_packs(_of_one_rank(facts, LISTS)))
+    for index, lists in enumerate(packs[:MAX_MICROBATCHES]):
+        yield from _pack(index, lists, draft)
+    if not any(_is_usable(fact) for lists in packs for fact in lists.values()):
+        sequences = [fact for fact in _of_one_rank(facts, ("sequences",)) if _is_usable(fact)]
+        for index, fact in enumerate(sequences[:MAX_MICROBATCHES]):
             draft.is_complete = True
             yield Drafted(path=f"microbatches[{index}].sequences", value=fact.value, facts=(fact,))
     if len(packs) > MAX_MICROBATCHES:
@@ -262,9 +265,13 @@ def _microbatches(facts: Facts, draft: Draft) -> Iterator[Drafted]:
 
 
 def _of_one_rank(facts: Facts, names: tuple[str, ...]) -> list[Fact]:
-    """Lists that one rank printed: of the rank that failed, else of the first one."""
+    """Lists that one rank printed: of the rank that failed, else of the first one.
+
+    A rank that failed counts even where none of its lists can be used: others' may differ.
+    """
     found = list(facts.of(*names))
     ranks = [fact.line.rank for fact in found if fact.line.rank is not None]
+    usable = [fact.line.rank for fact in found if _is_usable(fact) and fact.line.rank is not None]
     if not ranks:
         return found
     failed = facts.first("failed_rank")
@@ -272,10 +279,15 @@ def _of_one_rank(facts: Facts, names: tuple[str, ...]) -> list[Fact]:
     wanted = [
         None if failed is None else failed.value,
         None if raised is None else raised.line.rank,
+        min(usable, default=None),
         min(ranks),
     ]
     chosen = next(rank for rank in wanted if rank in ranks)
     return [fact for fact in found if fact.line.rank == chosen]
+
+
+def _is_usable(fact: Fact) -> bool:
+    return isinstance(fact.value, tuple)
 
 
 def _packs(lists: Sequence[Fact]) -> Iterator[dict[str, Fact]]:
@@ -291,11 +303,14 @@ def _packs(lists: Sequence[Fact]) -> Iterator[dict[str, Fact]]:
 
 
 def _pack(index: int, lists: Mapping[str, Fact], draft: Draft) -> Iterator[Drafted]:
-    counts = {len(fact.value) for fact in lists.values()}  # type: ignore[arg-type]
+    lists = {name: fact for name, fact in lists.items() if _is_usable(fact)}
+    if not lists:
+        return
     places = ", ".join(fact.line.place for fact in lists.values())
+    counts = {len(fact.value) for fact in lists.values()}  # type: ignore[arg-type]
     real = lists.get("cu_seqlens_q")
     if len(counts) > 1 or real is None:
-        why = "no cu_seqlens_q" if real is None else "they have different numbers of sequences"
+        why = "no usable cu_seqlens_q" if real is None else "they differ in numbers of sequences"
         draft.notes.append(f"boundaries ({places}): {why}, nothing taken")
         return
     draft.is_complete = True

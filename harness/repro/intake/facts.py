@@ -16,7 +16,8 @@ class Fact:
 
     Attributes:
         name: What it is about: Megatron's name of an argument, or a name of ``READERS``.
-        value: Its value; None where the text says None.
+        value: Its value; None where the text says None. Of a list of lengths that cannot be used, a
+            text that says why.
         line: Where it stands.
         form: Form of the text, such as ``argument dump``.
     """

@@ -12,7 +12,7 @@ from harness.repro.intake.facts import Facts
 from harness.repro.intake.faults import fault_facts
 from harness.repro.intake.kinds import Candidate
 from harness.repro.intake.layouts import layout_facts
-from harness.repro.intake.lines import MAX_FILES, IntakeError, read_lines
+from harness.repro.intake.lines import MAX_FILES, Gap, IntakeError, read_text
 from harness.repro.intake.questions import Question, questions
 from harness.repro.intake.signs import candidates
 from harness.repro.intake.software import software_facts
@@ -23,10 +23,12 @@ class Intake:
     """What files say.
 
     Attributes:
-        num_lines: Lines that were read, by file.
+        num_lines: Lines of each file.
+        gaps: What is not read of huge files, by file.
     """
 
     num_lines: dict[str, int]
+    gaps: dict[str, Gap]
     facts: Facts
     draft: Draft
     candidates: tuple[Candidate, ...]
@@ -42,9 +44,13 @@ def take_in(paths: Sequence[Path]) -> Intake:
     if len(paths) > MAX_FILES:
         raise IntakeError(f"expected at most {MAX_FILES} files, found {len(paths)}; choose some")
     facts, num_lines = Facts(), {}
+    gaps: dict[str, Gap] = {}
     for path in paths:
-        lines = read_lines(path)
-        num_lines[str(path)] = len(lines)
+        text = read_text(path)
+        lines = text.lines
+        num_lines[str(path)] = text.num_lines
+        if text.gap is not None:
+            gaps[str(path)] = text.gap
         facts.add(fault_facts(lines))
         facts.add(software_facts(lines))
         facts.add(argument_facts(lines))
@@ -52,6 +58,7 @@ def take_in(paths: Sequence[Path]) -> Intake:
     draft = draft_of(facts)
     return Intake(
         num_lines=num_lines,
+        gaps=gaps,
         facts=facts,
         draft=draft,
         candidates=candidates(facts, draft),

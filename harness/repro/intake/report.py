@@ -8,6 +8,7 @@ from typing import Any
 from harness.repro.intake.facts import Fact
 from harness.repro.intake.intake import Intake
 from harness.repro.intake.kinds import SHOWN, Candidate
+from harness.repro.intake.lines import Gap
 from harness.repro.intake.masking import masked
 
 SCHEMA_VERSION = 1
@@ -68,6 +69,10 @@ def _data(intake: Intake, problems: tuple[str, ...]) -> dict[str, Any]:
     return {
         "schema_version": SCHEMA_VERSION,
         "files": intake.num_lines,
+        "not_read": {
+            file: {"bytes": gap.num_bytes, "first_line": gap.first, "last_line": gap.last}
+            for file, gap in intake.gaps.items()
+        },
         "forms": intake.facts.forms(),
         "fields": [
             {
@@ -124,7 +129,8 @@ def _lines(intake: Intake, problems: tuple[str, ...]) -> Iterator[str]:
     forms = intake.facts.forms()
     for file, count in intake.num_lines.items():
         found = ", ".join(forms.get(file, {})) or "nothing that is known here"
-        yield f"- {masked(file)}: {count} lines, {found}"
+        lines = f"{count} line{'' if count == 1 else 's'}"
+        yield f"- {masked(file)}: {lines}, {found}{_unread(intake.gaps.get(file))}"
     yield from _section("How it failed", _said(intake, _FAULTS))
     yield from _section("On what", _said(intake, _SOFTWARE))
     yield from _section("Drafted, and where it stands", _fields(intake))
@@ -133,6 +139,12 @@ def _lines(intake: Intake, problems: tuple[str, ...]) -> Iterator[str]:
     yield from _section("What it may be", _candidates(intake, shown=True))
     yield from _section("What the configuration also allows", _candidates(intake, shown=False))
     yield from _section("To be asked, in this order", _questions(intake))
+
+
+def _unread(gap: Gap | None) -> str:
+    if gap is None:
+        return ""
+    return f"; {gap.num_bytes} bytes in the middle, lines {gap.first} to {gap.last}, are not read"
 
 
 def _section(title: str, lines: Iterator[str]) -> Iterator[str]:

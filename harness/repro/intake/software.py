@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from harness.repro.intake.facts import Fact
-from harness.repro.intake.lines import Line
+from harness.repro.intake.lines import Line, without_comment
 
 PACKAGES = {
     "nvidia-cudnn-frontend": "cudnn_frontend",
@@ -108,7 +108,7 @@ def software_facts(lines: Iterable[Line]) -> Iterator[Fact]:
             found["megatron_branch"] = match[1]
         if (match := _GPU.search(text)) and "--" not in text:
             found["gpu"] = match[1]
-        for match in _VARIABLE.finditer(text):
+        for match in _VARIABLE.finditer(without_comment(text)):
             yield Fact(name="variable", value=f"{match[1]}={match[2]}", line=line, form=form)
         for name, value in found.items():
             yield Fact(name=name, value=value, line=line, form=form)
