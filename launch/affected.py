@@ -2,23 +2,45 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from harness.record.verdict import ExitCode
+from launch.paths import PATH
 
 if TYPE_CHECKING:
     from harness.repro.affected import Finding, Image
 
 _ROOT = Path(__file__).resolve().parents[1]
+_VERSION = re.compile(
+    r"\d{1,6}\.\d{1,6}\.\d{1,6}(?:\.?(?:a|b|rc|post|dev)\d{1,9}){0,3}(?:\+[a-z0-9.]{1,40})?",
+    re.ASCII | re.IGNORECASE,
+)
 _MARKS = {"yes": "AFFECTED", "no": "no", "unknown": "unknown"}
 
 
+def _version(_context: click.Context, _option: click.Parameter, given: str | None) -> str | None:
+    """Refuse what is no version: it would be answered for another release without a word."""
+    if given is not None and _VERSION.fullmatch(given) is None:
+        hint = "" if given else "; is a variable of the shell unset?"
+        raise click.BadParameter(f"expected a release such as 1.32.0, found {given[:40]!r}{hint}")
+    return given
+
+
+def _checkout(_context: click.Context, _option: click.Parameter, given: Path | None) -> str | None:
+    if given is not None and not given.expanduser().is_dir():
+        raise click.BadParameter(f"{given}: no such folder; give a Megatron-LM checkout")
+    return None if given is None else str(given)
+
+
 @click.command(name="affected")
-@click.option("--megatron", metavar="PATH", help="Megatron-LM checkout (default: installed).")
-@click.option("--cudnn-frontend", metavar="VERSION", help="Ask about another release.")
+@click.option("--megatron", type=PATH, metavar="PATH", callback=_checkout,
+              help="Megatron-LM checkout (default: installed).")  # fmt: skip
+@click.option("--cudnn-frontend", metavar="VERSION", callback=_version,
+              help="Ask about another release.")  # fmt: skip
 @click.option("--arch", type=click.Choice(["sm90", "sm100"]),
               help="Architecture (default: this machine's; both without a GPU).")  # fmt: skip
 @click.option("--only", multiple=True, metavar="NAME", help="Ask about this fault alone; repeats.")

@@ -100,6 +100,7 @@ def to_scenario(
     The rank is the one whose exception is the earliest that is no echo of a collective, or that
     stopped first; the head of the file says which and what a smaller number of ranks leaves out.
     """
+    from harness.record.text import visible
     from harness.repro.capture_ends import signature_from
     from harness.repro.capture_lines import read_capture
     from harness.repro.capture_records import CaptureError
@@ -120,6 +121,8 @@ def to_scenario(
     except CaptureError as error:
         raise CaptureUseError(_one_line(error)) from error
     text = _text(made.scenario, made.notes)
+    for doubt in made.doubts:
+        click.echo(visible(doubt), err=True)
     if signature is not None:
         from harness.record.codec import dumps
 

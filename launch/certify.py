@@ -50,7 +50,7 @@ class NotRunError(click.ClickException):
 @click.option("--stand-in", metavar="RELEASE@ARCH",
               help="Compare with a model in the place of a device, to try the comparison itself: "
               "such a certificate certifies nothing and goes nowhere without --out.")
-@click.option("--defects", metavar="NAMES", default="as_released", show_default=True,
+@click.option("--defects", metavar="NAMES", show_default="as_released",
               help="With --stand-in: as_released, none, or names of defects with commas.")
 @click.option("--plant", metavar="KIND:CASE",
               help="With --stand-in: break one case (cell, hang, crash or raise).")
@@ -60,7 +60,7 @@ def certify(
     out: Path | None,
     limit_s: float,
     stand_in: str | None,
-    defects: str,
+    defects: str | None,
     plant: str | None,
     listed: bool,
 ) -> int:
@@ -103,7 +103,7 @@ def certify(
 def _request(
     only: tuple[str, ...],
     stand_in: str | None,
-    defects: str,
+    defects: str | None,
     plant: str | None,
     *,
     listed: bool,
@@ -113,9 +113,11 @@ def _request(
     if stand_in is None:
         if plant is not None:
             raise CertifyUsageError("--plant: goes with --stand-in; a device is not to be broken")
+        if defects is not None:
+            raise CertifyUsageError("--defects: goes with --stand-in; a device has its own")
         release, arch = _installed(listed=listed)
         return CertifyRequest(cudnn_frontend=release, arch=arch, only=only)
-    other = _stand_in(stand_in, defects, plant)
+    other = _stand_in(stand_in, "as_released" if defects is None else defects, plant)
     return CertifyRequest(
         cudnn_frontend=other.cudnn_frontend, arch=other.arch, only=only, stand_in=other
     )
@@ -200,7 +202,10 @@ def _installed(*, listed: bool) -> tuple[str, Arch]:
 def _list(request: CertifyRequest) -> int:
     from harness.kernels.certify import kernel_cases
 
-    for case in kernel_cases(request.cudnn_frontend, request.arch, only=request.only):
+    cases = kernel_cases(request.cudnn_frontend, request.arch, only=request.only)
+    if not cases:
+        raise CertifyUsageError(f"no case is called like {' '.join(request.only)}")
+    for case in cases:
         click.echo(f"{case.name:<60} {case.basis:<9} {case.rule}")
     return int(ExitCode.OK)
 

@@ -29,7 +29,7 @@ def export_repro(path: Path, form: str, out: Path | None, scenario_id: str | Non
         return _bundle(exported, out)
     from harness.record.files import write_text
     from harness.repro.refusals import ExportRefusedError
-    from harness.repro.script import kernels_in_words, packages, script_text
+    from harness.repro.script import kernels_in_words, needs_in_words, script_text
 
     try:
         text = script_text(exported.scenario, result=exported.result)
@@ -43,7 +43,7 @@ def export_repro(path: Path, form: str, out: Path | None, scenario_id: str | Non
     except OSError as error:
         raise ReproError(f"--out {out}: {error.strerror}; choose another") from error
     lines = len(text.splitlines())
-    click.echo(f"{out}: {lines} lines, needs {', '.join(packages(exported.scenario))}")
+    click.echo(f"{out}: {lines} lines, needs {needs_in_words(exported.scenario)}")
     click.echo(f"kernels: {kernels_in_words(exported.scenario)}")
     return int(ExitCode.OK)
 

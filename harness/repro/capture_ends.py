@@ -74,15 +74,23 @@ def chosen_end(capture: Capture, wanted: int | None = None) -> End:
         ),
         ([rank for rank in silent if not rank.was_asked], "it stopped without a word"),
         (killed, "a signal killed it: {signal}"),
-        (raised, "its exception is the earliest, out of a collective like all others"),
+        (raised, "{left}"),
         (silent, "it was told to end, like all others"),
     )
     for group, why in groups:
         if group:
             first = min(group, key=_end_s)
             signal = "" if first.fatal is None else first.fatal.type
-            return _end(first, why.format(signal=signal) + _doubt(group))
+            left = "" if first.died is None else _how_it_left(first.died)
+            return _end(first, why.format(signal=signal, left=left) + _doubt(group))
     return _end(ranks[0], "no rank shows a fault; it is the first")
+
+
+def _how_it_left(died: Died) -> str:
+    """Say of an exception that tells no cause what it was; no other rank's is earlier."""
+    if died.type in _OURS:
+        return f"it left by {died.type}, and no exception tells of a cause before that"
+    return "its exception is the earliest, out of a collective like all others"
 
 
 def _is_cause(rank: Rank) -> bool:
@@ -119,10 +127,16 @@ def signature_from(capture: Capture, end: End) -> Signature:
             f"rank {end.rank} ended by itself: the capture shows no fault to make a signature of; "
             "take one from a run with dsa-harness minimise"
         )
+    rank = capture.ranks[end.rank]
+    if died is None and (rank.broken or not rank.is_whole):
+        raise CaptureError(
+            f"rank {end.rank} tells no exception, and part of its files cannot be read: what kind "
+            "of fault it was is not known; leave --signature out, or choose another rank by --rank"
+        )
     if died is None:
         # Which signal it was, nobody was left to write.
         return Signature(verdict=Verdict.CRASH)
-    if died is capture.ranks[end.rank].fatal:
+    if died is rank.fatal:
         return Signature(verdict=Verdict.CRASH, exception=died.type)
     modelled = _MODELLED.search(died.text)
     if modelled is not None:
@@ -130,7 +144,7 @@ def signature_from(capture: Capture, end: End) -> Signature:
             verdict=Verdict.MEMORY_FAULT, kernel=modelled[1], address_class=modelled[2]
         )
     if _CUDA.search(died.text) or _CUDA.search(died.type):
-        kernel = kernel_of(died) if _launches_block(capture.ranks[end.rank]) else None
+        kernel = kernel_of(died) if _launches_block(rank) else None
         return Signature(verdict=Verdict.MEMORY_FAULT, kernel=kernel)
     if "MemoryError" in died.type or _CUDA_MEMORY.search(died.text):
         return Signature(verdict=Verdict.OUT_OF_MEMORY)
@@ -156,10 +170,15 @@ def _launches_block(rank: Rank) -> bool:
 
 def _end(rank: Rank, why: str) -> End:
     last = max(rank.microbatches)
+    unread = rank.unread_last
+    is_whole = rank.is_whole and not rank.broken
+    which = f"whose last {'' if is_whole else 'readable '}microbatch is {last}"
+    if unread is not None:
+        which = f"which ended with microbatch {unread}, whose own line cannot be read"
     return End(
         rank=rank.rank,
         microbatch=last,
-        how=f"rank {rank.rank}, whose last microbatch is {last}: {why}",
+        how=f"rank {rank.rank}, {which}: {why}",
         died=rank.died or rank.fatal,
         is_clean=rank.ended and rank.died is None,
     )

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import stat
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -47,9 +49,12 @@ def read_capture(folder: Path) -> Capture:
         found = Rank(rank=key[0], started=key[1])
         problems += _read(found, paths)
         _settle(found)
-        read_stacks(found, paths[0].with_name(f"{paths[0].name.split('.jsonl')[0][:-2]}.stacks"))
+        stacks = paths[0].with_name(f"{paths[0].name.split('.jsonl')[0][:-2]}.stacks")
+        problems += read_stacks(found, stacks)
         if found.microbatches:
             ranks[key[0]] = found
+        elif found.process or found.broken:
+            problems.append(_nothing_of(found))
     if not ranks:
         detail = f"; {problems[0]}" if problems else ""
         raise CaptureError(
@@ -78,28 +83,37 @@ def _files(folder: Path) -> Iterator[tuple[Path, tuple[int, int, int]]]:
 
 def _read(rank: Rank, paths: Iterable[Path]) -> Iterator[str]:
     """Take in a rank's files together; yield what is wrong with one as a whole."""
-    items: list[tuple[float, dict[str, Any]]] = []
+    items: list[tuple[float, dict[str, Any], str]] = []
+    broken: Counter[str] = Counter()
     for path in paths:
         data = _content(path)
         if isinstance(data, str):
+            rank.is_whole = False
             yield f"{path.name}: {data}"
             continue
         lines = data.split(b"\n")
-        rank.num_broken += bool(lines.pop())
+        broken[path.name] += bool(lines.pop())
         for line in filter(None, lines):
             try:
-                items.append(_item(line))
+                items.append((*_item(line), path.name))
             except _BROKEN:
-                rank.num_broken += 1
+                broken[path.name] += 1
     # Either file may be the newer one, and copies land late: only time tells the order.
-    items.sort(key=lambda pair: pair[0])
-    for _time, item in items:
+    items.sort(key=lambda item: item[0])
+    for _time, item, name in items:
         try:
             _take(rank, item)
         except _BROKEN:
-            rank.num_broken += 1
+            broken[name] += 1
+    rank.broken = dict(+broken)
     if rank.process.get("schema") not in (None, SCHEMA):
         yield f"rank {rank.rank}: another version of the recorder, read as far as possible"
+
+
+def _nothing_of(rank: Rank) -> str:
+    count = f" ({rank.num_broken} lines broken)" if rank.num_broken else ""
+    end = f"; it ended with {rank.died.type}" if rank.died is not None else ""
+    return f"rank {rank.rank}: none of its microbatches can be read{count}, left out{end}"
 
 
 _BROKEN = (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError)
@@ -134,10 +148,7 @@ def _take(rank: Rank, item: dict[str, Any]) -> None:
     match event:
         case "process":
             _check_mappings(item, "versions", "environment", "device")
-            offset_s = float(item["wall"]) - float(item["t"])
-            if not math.isfinite(offset_s):
-                raise ValueError("no time")
-            rank.process = rank.process or {**item, "offset_s": offset_s}
+            rank.process = rank.process or {**item, "offset_s": _offset_s(item)}
         case "config":
             rank.configs[_count(item["config"])] = dict(item["fields"])
         case "end":
@@ -167,16 +178,20 @@ def _take_microbatch(rank: Rank, item: dict[str, Any]) -> None:
     for name, why in dict(item["states"]).items():
         found.missing[str(name)] = "not landed" if why == "pending" else str(why)
     found.facts["same"] = {str(name): str(other) for name, other in dict(item["same"]).items()}
+    if not rank.process and "wall" in item:
+        # Without its first line the rank's times could not be compared with those of others.
+        rank.process = {"offset_s": _offset_s(item)}
     # Late lines of another file may stand before it.
     rank.microbatches[number] = found
+    rank.unread.pop(number, None)
     rank.steps.append(f"F{number}")
 
 
 def _take_event(rank: Rank, event: str, item: dict[str, Any]) -> None:
-    found = rank.microbatches.get(_count(item["n"]))
+    number = _count(item["n"])
+    found = rank.microbatches.get(number) or rank.unread.get(number)
     if found is None:
-        # Of a microbatch that the ring has let go.
-        return
+        found = Microbatch(number=number, facts={})
     match event:
         case "enter" | "leave" | "scores":
             _take_layer(rank, found, event, item)
@@ -196,6 +211,11 @@ def _take_event(rank: Rank, event: str, item: dict[str, Any]) -> None:
                 found.tensors.update(
                     {file: str(state) for file in found.tensors if f".{name}.bin" in file}
                 )
+        case _:
+            return
+    if number not in rank.microbatches:
+        # The ring has let its line go, or it cannot be read: that it was there still counts.
+        rank.unread[number] = found
 
 
 def _begin_backward(rank: Rank, found: Microbatch) -> None:
@@ -234,6 +254,7 @@ def _settle(rank: Rank) -> None:
         if kept and number + 1 not in kept:
             break
         kept[number] = rank.microbatches[number]
+    rank.num_cut = len(rank.microbatches) - len(kept)
     rank.microbatches = dict(sorted(kept.items()))
     rank.steps = [step for step in rank.steps if int(step[1:]) in kept]
 
@@ -255,6 +276,14 @@ def _check_mappings(item: dict[str, Any], *names: str) -> None:
     for name in names:
         if not isinstance(item.get(name), (dict, type(None))):
             raise ValueError(f"expected a mapping for {name}")
+
+
+def _offset_s(item: dict[str, Any]) -> float:
+    """Wall time at which the clock of the lines began."""
+    offset_s = float(item["wall"]) - float(item["t"])
+    if not math.isfinite(offset_s):
+        raise ValueError("no time")
+    return offset_s
 
 
 def _wall(rank: Rank, item: dict[str, Any]) -> float:
@@ -286,13 +315,18 @@ _FRAME = re.compile(r'^  File "([^"\n]{1,400})", line (\d{1,9}) in (\S{1,200})$'
 _MAX_STACKS = 2**20
 
 
-def read_stacks(rank: Rank, path: Path) -> None:
+def read_stacks(rank: Rank, path: Path) -> Iterator[str]:
     """Take in what the fault handler wrote: a fatal signal, or that the process was told to end.
 
-    Only SIGTERM and fatal signals write there; a fatal one says its name.
+    Only SIGTERM and fatal signals write there; a fatal one says its name. Yields what is wrong with
+    the file where there is one.
     """
     data = _content(path)
-    if isinstance(data, str) or not data.strip():
+    if isinstance(data, str):
+        if os.path.lexists(path):
+            yield f"{path.name}: {data}"
+        return
+    if not data.strip():
         return
     text = data[:_MAX_STACKS].decode("utf-8", "replace")
     found = _FATAL.search(text)

@@ -47,8 +47,16 @@ class RecordedPack:
     notes: tuple[str, ...] = ()
 
 
-def recorded_pack(capture: Capture, rank: Rank, microbatch: Microbatch) -> RecordedPack:
+def recorded_pack(
+    capture: Capture, rank: Rank, microbatch: Microbatch, *, without: str
+) -> RecordedPack:
     """Read a microbatch's lengths; what did not land is taken from a rank of the same group.
+
+    Args:
+        capture: All ranks.
+        rank: The rank.
+        microbatch: One of its microbatches.
+        without: How to do without it, for the message.
 
     Raises:
         CaptureError: when they landed nowhere, or cannot be lengths.
@@ -75,7 +83,7 @@ def recorded_pack(capture: Capture, rank: Rank, microbatch: Microbatch) -> Recor
         return RecordedPack(
             packed=False, real=lengths, padded=lengths, kv_real=lengths, kv_padded=lengths, **common
         )
-    lists, notes = _lists(capture, rank, microbatch, where)
+    lists, notes = _lists(capture, rank, microbatch, where, without)
     real = _lengths(lists, "cu_seqlens_q", where)
     kv_real = _lengths(lists, "cu_seqlens_kv", where) or real
     real = real or kv_real
@@ -153,7 +161,7 @@ def _local_rows(rank: Rank, facts: Mapping[str, Any], where: str, tp_size: int) 
 
 
 def _lists(
-    capture: Capture, rank: Rank, microbatch: Microbatch, where: str
+    capture: Capture, rank: Rank, microbatch: Microbatch, where: str, without: str
 ) -> tuple[dict[str, list[int]], list[str]]:
     lists, notes = dict(microbatch.lists), []
     for name, why in microbatch.missing.items():
@@ -162,8 +170,7 @@ def _lists(
         found = _of_peers(capture, rank, microbatch, name)
         if found is None:
             raise CaptureError(
-                f"{where}: expected {name}, found {why} on every rank of its group; end the "
-                f"history before it with --until {microbatch.number - 1}"
+                f"{where}: expected {name}, found {why} on every rank of its group; {without}"
             )
         lists[name] = found[1]
         notes.append(

@@ -92,7 +92,11 @@ class Rank:
         fatal: Signal that killed the process and its stack, where Python's fault handler wrote it.
         was_asked: Whether it was told to end from outside, as peers of a dead rank are.
         last_s: Wall time of the last line.
-        num_broken: Lines that could not be read.
+        broken: Lines that could not be read, by file.
+        is_whole: Whether none of its files was left out.
+        unread: Microbatches that events name and whose own line is not there: it could not be read,
+            or the ring has let it go.
+        num_cut: Microbatches left out because one between them and the others is not there.
         lost: Lines that the job could not write.
     """
 
@@ -107,8 +111,22 @@ class Rank:
     fatal: Died | None = None
     was_asked: bool = False
     last_s: float = 0.0
-    num_broken: int = 0
+    broken: dict[str, int] = field(default_factory=dict)
+    is_whole: bool = True
+    unread: dict[int, Microbatch] = field(default_factory=dict)
+    num_cut: int = 0
     lost: int = 0
+
+    @property
+    def num_broken(self) -> int:
+        """Lines that could not be read, over all files."""
+        return sum(self.broken.values())
+
+    @property
+    def unread_last(self) -> int | None:
+        """Number of the last microbatch where its own line is not there."""
+        last = max(self.unread, default=-1)
+        return last if last > max(self.microbatches, default=-1) else None
 
     @property
     def last_word(self) -> str:
@@ -122,7 +140,8 @@ class Rank:
     @property
     def died(self) -> Died | None:
         """The exception in attention, or one that nothing caught."""
-        found = [one.died for one in self.microbatches.values() if one.died is not None]
+        ordered = sorted((self.unread | self.microbatches).items())
+        found = [one.died for _number, one in ordered if one.died is not None]
         return found[-1] if found else self.uncaught
 
 

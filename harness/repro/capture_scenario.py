@@ -7,7 +7,8 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, cast
 
 from harness.repro.capture_ends import End, chosen_end
-from harness.repro.capture_pack import RecordedPack, microbatch_spec, recorded_pack
+from harness.repro.capture_history import config_of, doubts_of, packs_until
+from harness.repro.capture_pack import RecordedPack, microbatch_spec
 from harness.repro.capture_records import Capture, CaptureError, Rank
 from harness.scenario.spec import (
     Backend,
@@ -39,11 +40,13 @@ class FromCapture:
 
     Attributes:
         notes: How it was made and what it leaves out, for the head of the file.
+        doubts: Those of them that say what could not be read.
     """
 
     scenario: Scenario
     end: End
     notes: tuple[str, ...]
+    doubts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,15 +77,16 @@ def scenario_from(capture: Capture, wishes: Wishes) -> FromCapture:
     end = chosen_end(capture, wishes.rank)
     rank = capture.ranks[end.rank]
     last = end.microbatch if wishes.until is None else wishes.until
-    packs = _packs(capture, rank, last, wishes.history)
-    notes = [end.how, *(note for pack in packs for note in pack.notes)]
+    packs = packs_until(capture, rank, last, wishes.history)
+    doubts = tuple(doubts_of(capture, rank))
+    notes = [end.how, *doubts, *(note for pack in packs for note in pack.notes)]
     level, scale = _level_and_scale(packs, wishes, notes)
     configured = _scaled(packs[-1].configured, scale)
-    config = _config(rank, last)
+    config = config_of(capture, rank, last)
     backward = _has_backward(rank, packs) and level != "scorer"
     scenario = Scenario(
         id=wishes.name or f"capture/rank{end.rank}-microbatch{last}",
-        summary=_summary(end, packs),
+        summary=_summary(end, packs, rank),
         tags=("capture",),
         model=_model(config),
         level=level,
@@ -96,22 +100,7 @@ def scenario_from(capture: Capture, wishes: Wishes) -> FromCapture:
         reference=_reference(packs),
         limits=LimitsSpec(time_s=600.0 if _tokens(packs) > _LONG else 60.0 + 10.0 * len(packs)),
     )
-    return FromCapture(scenario=scenario, end=end, notes=tuple(notes))
-
-
-def _packs(
-    capture: Capture, rank: Rank, last: int, history: int | None
-) -> tuple[RecordedPack, ...]:
-    numbers = [number for number in rank.microbatches if number <= last]
-    if last not in rank.microbatches:
-        first, final = min(rank.microbatches), max(rank.microbatches)
-        raise CaptureError(
-            f"rank {rank.rank}: expected a microbatch from {first} to {final}, found {last}; the "
-            "capture holds no other"
-        )
-    if history is not None:
-        numbers = numbers[-history:]
-    return tuple(recorded_pack(capture, rank, rank.microbatches[number]) for number in numbers)
+    return FromCapture(scenario=scenario, end=end, notes=tuple(notes), doubts=doubts)
 
 
 def _level_and_scale(
@@ -169,10 +158,6 @@ def _microbatches(
     )
     # Nothing is trained at level scorer, so that no step is an evaluation either.
     return tuple(replace(spec, forward_only=False) if level == "scorer" else spec for spec in specs)
-
-
-def _config(rank: Rank, number: int) -> Mapping[str, Any]:
-    return rank.configs.get(rank.microbatches[number].facts.get("config", 0), {})
 
 
 def _model(config: Mapping[str, Any]) -> ModelSpec:
@@ -320,7 +305,10 @@ def _tokens(packs: Sequence[RecordedPack]) -> int:
     return max(sum(pack.kv_padded) for pack in packs)
 
 
-def _summary(end: End, packs: Sequence[RecordedPack]) -> str:
+def _summary(end: End, packs: Sequence[RecordedPack], rank: Rank) -> str:
     count = len(packs)
     before = "" if count == 1 else f", after {count - 1} other{'s' if count > 2 else ''}"
-    return f"What rank {end.rank} of a job was given in microbatch {packs[-1].number}{before}."
+    unread = rank.unread_last
+    lacks = "" if unread is None else f"; its last one, {unread}, could not be read"
+    number = packs[-1].number
+    return f"What rank {end.rank} of a job was given in microbatch {number}{before}{lacks}."

@@ -46,6 +46,8 @@ def _harmless(line: str) -> str:
 def _rank(rank: Rank) -> str:
     first, last = min(rank.microbatches), max(rank.microbatches)
     parts = [f"microbatches {first} to {last}"]
+    if rank.unread_last is not None:
+        parts.append(f"microbatch {rank.unread_last} without a line of its own")
     if rank.died is not None:
         parts.append(f"ended with {_died(rank.died)}")
     else:

@@ -8,7 +8,7 @@ from harness.record.environment import Environment
 from harness.record.result import Attempt
 from harness.record.selection import OverlapStats
 from harness.record.verdict import Verdict
-from harness.repro.script import kernels_in_words, packages
+from harness.repro.script import kernels_in_words, needs_in_words
 from harness.repro.source import Exported
 from harness.scenario.spec import Scenario
 
@@ -116,7 +116,7 @@ def _how_to_run(scenario: Scenario, script: str | None, why_no_script: str) -> I
         yield f"There is no script for this case: {why_no_script}."
         yield "`scenario.yaml` runs with the harness: `dsa-harness run scenario.yaml`."
         return
-    yield f"`{script}` is one file. It needs {', '.join(packages(scenario))} and nothing else:"
+    yield f"`{script}` is one file. It needs {needs_in_words(scenario)} and nothing else:"
     yield ""
     yield "```bash"
     yield f"python {script}"

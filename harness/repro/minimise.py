@@ -28,7 +28,7 @@ LEAP_SHARE = 0.4
 HANG_S = 5.0
 """Time limit of cases whose fault is a hang, once it shows within it."""
 
-_NO_FAULT = (Verdict.PASS, Verdict.NOT_RUN)
+NO_FAULT = (Verdict.PASS, Verdict.NOT_RUN)
 _BY_EXPECTATION = (Verdict.WRONG_PATH, Verdict.WRONG_MEMO, Verdict.STATE_LEAK)
 """Verdicts that may come of what a scenario expects beyond its verdict."""
 
@@ -185,14 +185,16 @@ class Minimiser:
 
     def _start(self) -> None:
         """Find a first case with the signature: a tiny one, else the given one."""
+        is_shown = self.wanted is None
         if self.wanted is None:
             self.wanted = self._signature(self.scenario)
-            self._take("given", "the given case", self.scenario)
-        if self.wanted.verdict in _NO_FAULT:
+        if self.wanted.verdict in NO_FAULT:
             raise NothingToMinimiseError(
                 f"{self.scenario.id}: expected a fault to keep, found {self.wanted.verdict}; "
                 "give a scenario that shows one"
             )
+        if is_shown:
+            self._take("given", "the given case", self.scenario)
         limit_s = time.monotonic() + LEAP_SHARE * self.budget_s
         for text, case in leaps(self.scenario)[:MOST_LEAPS]:
             if time.monotonic() > limit_s:

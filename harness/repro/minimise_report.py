@@ -9,7 +9,8 @@ from pathlib import Path
 from harness.record.codec import DecodeError, from_jsonable, to_jsonable
 from harness.record.files import write_record, write_text
 from harness.record.result import ScenarioResult
-from harness.repro.minimise import MinimiseReport, Row, Step
+from harness.record.verdict import Verdict
+from harness.repro.minimise import NO_FAULT, MinimiseReport, Row, Step
 from harness.repro.search_histories import expecting
 from harness.repro.signature import Signature, signature_of
 from harness.scenario.dump import plain_id
@@ -45,12 +46,26 @@ def read_signature(path: Path) -> Signature:
         data = json.loads(path.read_text(encoding="utf-8"))
         if isinstance(data, dict) and "attempts" in data:
             return signature_of(from_jsonable(ScenarioResult, data))
+        if isinstance(data, dict):
+            _check_verdict(path, data.get("verdict"))
         return from_jsonable(Signature, data)
+    except SignatureFileError:
+        raise
     except (OSError, ValueError, RecursionError, DecodeError) as error:
         raise SignatureFileError(
             f"--signature {path}: expected a signature or a result of a run as JSON, found none: "
             f"{error}"
         ) from error
+
+
+def _check_verdict(path: Path, found: object) -> None:
+    faults = [str(verdict) for verdict in Verdict if verdict not in NO_FAULT]
+    if found not in faults:
+        shown = "none" if found is None else f"{found!r:.40}"
+        raise SignatureFileError(
+            f"--signature {path}: expected a verdict to keep (one of {', '.join(faults)}), found "
+            f"{shown}"
+        )
 
 
 @dataclass(kw_only=True)

@@ -75,12 +75,13 @@ def kernels_in_words(scenario: Scenario) -> str:
     return f"MODELLED {name}, in plain torch, written into this file"
 
 
-def packages(scenario: Scenario) -> tuple[str, ...]:
-    """Return the packages that the script imports."""
+def needs_in_words(scenario: Scenario) -> str:
+    """Say which packages the script imports, and which of them with ``--real`` alone."""
     found = ["torch"] if scenario.level == "kernel" else ["torch", "megatron-core"]
     if scenario.kernels.dsa_kernel_backend == "cudnn":
-        found.append("nvidia-cudnn-frontend")
-    return tuple(found)
+        is_modelled = scenario.kernels.source != "hardware"
+        found.append(f"nvidia-cudnn-frontend{' (--real alone)' if is_modelled else ''}")
+    return ", ".join(found)
 
 
 def _about(scenario: Scenario, result: ScenarioResult | None) -> Iterator[str]:
@@ -100,10 +101,7 @@ def _about(scenario: Scenario, result: ScenarioResult | None) -> Iterator[str]:
             "same case runs on the installed kernels of this machine's GPU."
         )
     yield ""
-    needed = ", ".join(packages(scenario))
-    if cudnn and scenario.kernels.source != "hardware":
-        needed = needed.replace("nvidia-cudnn-frontend", "nvidia-cudnn-frontend (--real alone)")
-    yield from _wrapped(f"Needs: {needed}. Nothing else is imported.")
+    yield from _wrapped(f"Needs: {needs_in_words(scenario)}. Nothing else is imported.")
     yield f"Run:   python {name}{' [--real]' if cudnn else ''}"
     yield from _wrapped(
         "Exit:  0 the verdict is the expected one, 1 it is another. The verdict is the last line."

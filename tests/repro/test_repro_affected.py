@@ -202,6 +202,26 @@ def test_installed_facts_are_read_without_importing():
     assert look_at(cudnn_frontend="1.25.0").accepts_offsets is None
 
 
+@pytest.mark.parametrize(
+    "option",
+    [
+        *("--cudnn-frontend=", "--cudnn-frontend=abc", "--cudnn-frontend=1.31"),
+        *("--megatron=", "--megatron=/absent/checkout", "--only=", "--arch="),
+    ],
+)
+def test_values_that_are_none_are_refused(option):
+    result = CliRunner().invoke(cli, ["affected", option])
+    assert result.exit_code == ExitCode.USAGE
+    assert option.partition("=")[0] in result.output
+    assert "AFFECTED" not in result.output
+
+
+@pytest.mark.parametrize("version", ["1.32.0", "1.33.0rc1", "1.31.0.post1+cu13", "2.0.0.dev3"])
+def test_releases_that_are_not_in_the_table_may_be_asked_about(version):
+    result = CliRunner().invoke(cli, ["affected", "--cudnn-frontend", version, "--json"])
+    assert json.loads(result.stdout)["image"]["cudnn_frontend"] == version
+
+
 def test_command():
     def run(*arguments):
         return CliRunner().invoke(cli, ["affected", *arguments], standalone_mode=False)

@@ -5,6 +5,7 @@ import tarfile
 from dataclasses import replace
 
 import pytest
+from click.testing import CliRunner
 from scripted_cases import SCORER_CASES, cases
 
 from harness.record.codec import to_jsonable
@@ -23,6 +24,8 @@ from harness.record.verdict import Outcome, Verdict
 from harness.repro.bundle import Bundle, BundleError, archive_bytes, make_bundle, write_bundle
 from harness.repro.redact import redactor_for
 from harness.repro.source import Exported, SourceError, find_exported
+from harness.scenario.writing import scenario_to_yaml
+from launch.cli import cli
 
 ENVIRONMENT = Environment(
     python="3.12.1",
@@ -206,6 +209,28 @@ def test_a_case_without_a_script_says_why(scenario):
     assert not any(name.endswith(".py") for name in made.files)
     assert "state_leak" in made.why_no_script
     assert "no script for this case" in made.files["issue.md"]
+
+
+@pytest.mark.parametrize(
+    ("source", "needs"),
+    [
+        ("auto", "torch, megatron-core, nvidia-cudnn-frontend (--real alone)"),
+        ("hardware", "torch, megatron-core, nvidia-cudnn-frontend"),
+    ],
+)
+def test_what_a_script_needs_is_said_in_the_same_words_everywhere(
+    scenario, tmp_path, source, needs
+):
+    case = replace(scenario, kernels=replace(scenario.kernels, source=source))
+    bundle = make_bundle(Exported(scenario=case), ENVIRONMENT)
+    assert f"It needs {needs} and nothing else:" in bundle.files["issue.md"]
+    (script,) = (text for name, text in bundle.files.items() if name.endswith(".py"))
+    assert f"Needs: {needs}. Nothing else is imported." in " ".join(script.split())
+    path, out = tmp_path / "case.yaml", tmp_path / "repro.py"
+    path.write_text(scenario_to_yaml(case))
+    done = CliRunner().invoke(cli, ["export", str(path), "--to", "script", "--out", str(out)])
+    assert done.exit_code == 0, done.output
+    assert f" lines, needs {needs}\n" in done.output
 
 
 def test_results_and_runs_are_sources(scenario, tmp_path):

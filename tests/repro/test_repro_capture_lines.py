@@ -206,6 +206,13 @@ def test_a_rank_that_a_signal_killed_comes_before_those_told_to_end(tmp_path):
     assert (str(signature.verdict), signature.exception) == ("crash", "SIGSEGV")
 
 
+def test_a_rank_that_left_by_itself_is_no_echo_of_a_collective(tmp_path):
+    Job(folder=tmp_path).fault((64,), raised_in_kernel(SystemExit(3)))
+    how = chosen_end(read_capture(tmp_path)).how
+    assert "it left by SystemExit" in how
+    assert "collective" not in how
+
+
 def test_silent_ranks_are_not_told_apart_by_guessing(tmp_path):
     recorded(tmp_path, ranks=2)
     end = chosen_end(read_capture(tmp_path))

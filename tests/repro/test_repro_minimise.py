@@ -9,7 +9,12 @@ from repro_fakes import Fake, crashed, missing, passed, scenario
 
 from harness.repro.memory import Memory
 from harness.repro.minimise import Acceptance, Minimiser, NothingToMinimiseError
-from harness.repro.minimise_report import Files, minimise_lines, read_signature
+from harness.repro.minimise_report import (
+    Files,
+    SignatureFileError,
+    minimise_lines,
+    read_signature,
+)
 from harness.repro.reduce_packs import rounder
 from harness.repro.reductions import REDUCTIONS, cost
 from harness.repro.reshape import ladder, subsets, with_cp, with_packs
@@ -187,6 +192,33 @@ def test_every_improvement_is_a_file_that_loads(tmp_path):
     assert "CP size" in text and "nothing smaller that was tried shows it" in text
     assert json.loads((tmp_path / "minimise.json").read_text())["ending"] == "smallest"
     assert read_signature(tmp_path / "result.json") == report.signature
+
+
+def test_a_case_that_passes_leaves_nothing_that_looks_like_a_result(tmp_path):
+    files = Files(folder=tmp_path, given=scenario(), rerun="dsa-harness run --ranks 4")
+    minimiser = Minimiser(scenario=scenario(), evaluator=Fake(lambda case, before: passed()))
+    minimiser.improved = lambda step: files.step(step, minimiser.wanted)
+    with pytest.raises(NothingToMinimiseError, match="expected a fault to keep, found pass"):
+        minimiser.run()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("{}", "none"),
+        ('{"kernel": "indexer_top_k_wrapper"}', "none"),
+        ('{"verdict": "broken"}', "'broken'"),
+        ('{"verdict": "pass"}', "'pass'"),
+        ('{"verdict": ["crash"]}', r"\['crash'\]"),
+    ],
+)
+def test_a_signature_by_hand_needs_the_verdict_of_a_fault(tmp_path, text, found):
+    (tmp_path / "signature.json").write_text(text)
+    with pytest.raises(SignatureFileError, match=f"expected a verdict .*crash.*found {found}$"):
+        read_signature(tmp_path / "signature.json")
+    (tmp_path / "signature.json").write_text('{"verdict": "crash"}')
+    assert read_signature(tmp_path / "signature.json") == Signature(verdict="crash")
 
 
 def test_expectations_go_unless_they_are_the_fault():

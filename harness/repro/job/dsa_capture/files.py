@@ -13,6 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from .trouble import Trouble
+
 Line = dict[str, Any]
 
 
@@ -24,7 +26,12 @@ class RingFiles:
     """
 
     def __init__(
-        self, folder: Path, stem: str, ring: int, header: Callable[[], list[Line]]
+        self,
+        folder: Path,
+        stem: str,
+        ring: int,
+        header: Callable[[], list[Line]],
+        trouble: Trouble,
     ) -> None:
         """Prepare; the first file appears with the first microbatch.
 
@@ -33,10 +40,12 @@ class RingFiles:
             stem: Beginning of both file names.
             ring: Microbatches in one file.
             header: Lines with which every file begins.
+            trouble: Told of what could not be written.
         """
         self._paths = tuple(folder / f"{stem}.{part}.jsonl" for part in (0, 1))
         self._ring = ring
         self._header = header
+        self._trouble = trouble
         self._lock = threading.Lock()
         self._descriptor = -1
         self._begun = 0
@@ -58,20 +67,30 @@ class RingFiles:
     def close(self) -> None:
         """Close the file; lines that come later are lost."""
         with self._lock:
-            if self._descriptor >= 0:
-                os.close(self._descriptor)
-            self._descriptor = -1
+            self._shut()
+
+    def _shut(self) -> None:
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor < 0:
+            return
+        try:
+            os.close(descriptor)
+        except OSError as error:
+            # A file system over the network may say only here that it is full.
+            self._fail(error)
+
+    def _fail(self, error: OSError | str) -> None:
+        self.lost += 1
+        self._trouble.tell(error)
 
     def _open(self, path: Path) -> None:
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-        self._descriptor = -1
+        self._shut()
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
             self._descriptor = os.open(path, flags, 0o644)
-        except OSError:
-            self.lost += 1
+        except OSError as error:
+            self._fail(error)
             return
         self._is_cut = False
         for line in self._header():
@@ -87,8 +106,9 @@ class RingFiles:
             data = b"\n" + data
         try:
             written = os.write(self._descriptor, data)
-        except OSError:
-            self.lost += 1
+        except OSError as error:
+            self._fail(error)
             return
         self._is_cut = written != len(data)
-        self.lost += self._is_cut
+        if self._is_cut:
+            self._fail("No space left for a whole line")

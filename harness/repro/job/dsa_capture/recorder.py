@@ -26,6 +26,7 @@ from .scores import NAMES, sample, sampled_rows, statistics
 from .settings import Settings
 from .signals import tell_signals
 from .tensors import TensorStore
+from .trouble import Trouble
 from .versions import device_facts, global_rank, process_facts, version_facts
 
 SCHEMA = 1
@@ -91,7 +92,8 @@ class Recorder:
         self._rank = global_rank()
         self._configs: dict[int, tuple[Any, dict[str, Any]]] = {}
         stem = f"rank{self._rank:05d}.{time.time_ns() // 10**6}.{self.pid}"
-        self._files = RingFiles(settings.folder, stem, settings.ring, self._header)
+        trouble = Trouble(settings.folder)
+        self._files = RingFiles(settings.folder, stem, settings.ring, self._header, trouble)
         self._thread = LandingThread()
         device = device or CudaDevice()
         self._copies = Copies(device, self._thread.hand_over)
@@ -112,7 +114,7 @@ class Recorder:
         # Children of multiprocessing leave without atexit.
         multiprocessing.util.Finalize(None, self.close, exitpriority=10)
         _tell_uncaught(self)
-        self._stacks = tell_signals(settings.folder / f"{stem}.stacks")
+        self._stacks = tell_signals(settings.folder / f"{stem}.stacks", trouble)
 
     def enter(self, module: Any, given: Mapping[str, Any]) -> Call:
         """Write what a call is about to do.

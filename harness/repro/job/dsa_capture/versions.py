@@ -94,7 +94,7 @@ def _megatron() -> dict[str, Any]:
     core = sys.modules.get("megatron.core")
     place = getattr(core, "__file__", None)
     facts: dict[str, Any] = {
-        "megatron_core": getattr(core, "__version__", None) or _version(("megatron-core",)),
+        "megatron_core": _megatron_version(core, place),
         "megatron_path": None if place is None else str(Path(place).parents[1]),
         "megatron_commit": None,
     }
@@ -102,6 +102,32 @@ def _megatron() -> dict[str, Any]:
         with contextlib.suppress(OSError, IndexError):
             facts["megatron_commit"] = _commit(Path(place).parents[2])
     return facts
+
+
+def _megatron_version(core: Any, place: str | None) -> str | None:
+    """Return a version without the commit of another repository.
+
+    Megatron appends the commit of whatever repository surrounds its folder, such as that of the job
+    whose environment it is installed in.
+    """
+    told: str | None = getattr(core, "__version__", None)
+    if told is None:
+        return _version(("megatron-core",))
+    if place is None:
+        return told
+    with contextlib.suppress(OSError, IndexError):
+        if (Path(place).parents[2] / ".git").exists():
+            return told
+    return _version_of_file(place) or told.partition("+")[0]
+
+
+def _version_of_file(place: str) -> str | None:
+    """Return the version of the installed megatron-core where that is the one imported."""
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError, OSError):
+        found = importlib.metadata.distribution("megatron-core")
+        listed = Path(str(found.locate_file("megatron/core/__init__.py")))
+        return found.version if listed.resolve() == Path(place).resolve() else None
+    return None
 
 
 def _commit(checkout: Path) -> str | None:
