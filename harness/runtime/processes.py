@@ -96,11 +96,14 @@ def kill_sessions(
     Returns:
         Processes that are still there, which only a hanging system call explains.
     """
-    for pid in running:
-        # A child that has not reached setsid yet has no group of its own: ask both ways.
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(pid, signal.SIGKILL)
-        send_signal(pid, signal.SIGKILL)
+    # All stand still before the first one dies: a peer that saw its connections close would go on
+    # to write of an error that is none of the scenario's.
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for pid in running:
+            # A child that has not reached setsid yet has no group of its own: ask both ways.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, number)
+            send_signal(pid, number)
     sessions = {*running, *ended}
     limit = time.monotonic() + limit_s
     while left := session_members(sessions):
