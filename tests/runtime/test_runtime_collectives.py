@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import time
 from datetime import timedelta
 from types import ModuleType
 
@@ -187,24 +186,11 @@ def test_every_entry_point_of_the_table_is_there():
     assert set(missing) <= {"all_gather_single", "reduce_scatter_single"}, "names of newer releases"
 
 
-def test_a_call_costs_less_than_50_microseconds(group, tmp_path, monkeypatch):
-    entry = next(entry for entry in ENTRIES if entry.name == "all_reduce")
-
-    def nothing(tensor, op=None, group=None, async_op=False):
-        return None
-
-    call = collectives._wrapped(entry, nothing)
-    journal = Journal(tmp_path / "j", global_rank=0)
-    monkeypatch.setattr(collectives, "_recorder", collectives.Recorder(journal, device="cpu"))
-    tensor, costs = torch.ones(4), []
-    for _ in range(10):
-        begin_s = time.perf_counter()
-        for _ in range(100):
-            call(tensor)
-        costs.append((time.perf_counter() - begin_s) / 100)
-    journal.close()
-    assert len(read_journal(tmp_path / "j", global_rank=0).collectives) == 1000
-    assert min(costs) < 50e-6
+def test_every_one_of_many_calls_is_kept(group, recorded):
+    tensor = torch.ones(1)
+    calls = recorded(lambda: [dist.all_reduce(tensor) for _ in range(1000)])
+    assert [call.sequence for call in calls] == list(range(1000))
+    assert {call.end for call in calls} == {"returned"}
 
 
 def test_a_cut_journal_keeps_the_calls_before_the_cut(group, recorded, tmp_path):
