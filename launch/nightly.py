@@ -2,43 +2,24 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from harness.record.verdict import ExitCode
+from launch.durations import Duration
 from launch.paths import PATH
 
 if TYPE_CHECKING:
     from reports.history.quarantine import Quarantined
     from reports.history.telling import Told
 
-_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
-
 
 class NightlyError(click.ClickException):
     """The night cannot be run or told; one line, exit code 2."""
 
     exit_code = int(ExitCode.USAGE)
-
-
-class Duration(click.ParamType):
-    """A length of time such as ``90m`` or ``2h``; a plain number is seconds."""
-
-    name = "duration"
-
-    def convert(
-        self, value: str | float, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        """Return seconds."""
-        if isinstance(value, float):
-            return value
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", str(value))
-        if match is None or float(match[1]) == 0.0:
-            self.fail(f"expected a length of time such as 90m or 2h, found {value!r}", param, ctx)
-        return float(match[1]) * _UNITS[match[2] or "s"]
 
 
 @click.command(name="nightly")

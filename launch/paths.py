@@ -28,3 +28,5 @@ class PathType(click.Path):
 
 
 PATH = PathType(path_type=Path)
+PATH_TEXT = PathType()
+"""The same, handed on as it was written."""

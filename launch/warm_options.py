@@ -13,7 +13,7 @@ import click
 
 from harness.record.verdict import ExitCode
 from launch.durations import Duration
-from launch.paths import PATH
+from launch.paths import PATH, PATH_TEXT
 
 if TYPE_CHECKING:
     from harness.runtime.options import Options
@@ -51,7 +51,12 @@ _OPTIONS = (
     ),
     click.option("-k", "keyword", metavar="EXPR", help="Of a file with several scenarios, these."),
     click.option("--out", type=PATH, metavar="DIR", help="Output folder."),
-    click.option("--megatron", metavar="PATH", help="Megatron-LM checkout (default: installed)."),
+    click.option(
+        "--megatron",
+        type=PATH_TEXT,
+        metavar="PATH",
+        help="Megatron-LM checkout (default: installed).",
+    ),
     click.option(
         "--inject",
         multiple=True,

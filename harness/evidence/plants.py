@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,59 +15,73 @@ from harness.evidence.training_plants import TRAINING_PLANTS, plant_training
 from harness.production.recorder import HookCall, Recorder, Transform
 from harness.reference.rows import RowTable
 
-Plant = Callable[[torch.Tensor, RowTable], None]
-"""Changes picks ``[rows, topk]`` in place."""
+Change = Callable[[torch.Tensor, RowTable, int], None]
+"""Changes the picks ``[rows, slots]`` of one row in place."""
 
 
-def _row(table: RowTable, fits: torch.Tensor) -> int:
-    """Index of the valid row with the most visible keys that fits."""
-    candidates = torch.where(fits & table.valid, table.limits, torch.full_like(table.limits, -1))
-    best = int(candidates.argmax())
-    if int(candidates[best]) < 0:
-        raise ValueError(
-            "no row of this rank fits the fault to plant; use a longer pack, and several sequences "
-            "for neighbour_sequence, with an empty entry between them for next_past_empty"
-        )
-    return best
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plant:
+    """A fault of the selection.
+
+    Attributes:
+        fits: Rows that it fits, of a table and the number of keys selected for each row.
+        change: Makes the fault in one of them.
+        last: Whether in the last of them; else in the one with the most visible keys.
+    """
+
+    fits: Callable[[RowTable, int], torch.Tensor]
+    change: Change
+    last: bool = False
+
+    def strike(self, picks: torch.Tensor, table: RowTable) -> None:
+        """Change the picks ``[rows, slots]`` of one row that fits.
+
+        Raises:
+            ValueError: where no row does, which ``plant`` looks at first.
+        """
+        rows = self.fits(table, picks.size(1)).nonzero().flatten()
+        if not rows.numel():
+            raise ValueError("no row of this rank fits the fault to plant; use a longer pack")
+        at = -1 if self.last else int(table.limits[rows].argmax())
+        self.change(picks, table, int(rows[at]))
 
 
-def wrong_index(picks: torch.Tensor, table: RowTable) -> None:
+def _wrong_index(picks: torch.Tensor, table: RowTable, row: int) -> None:
     """Replace one pick by a visible key that was not picked."""
-    row = _row(table, table.limits > picks.size(1))
     start, limit = int(table.starts[row]), int(table.limits[row])
     picked = set(picks[row].tolist())
     picks[row, 0] = next(key for key in range(start, start + limit) if key not in picked)
 
 
-def past_limit(picks: torch.Tensor, table: RowTable) -> None:
+def _past_limit(picks: torch.Tensor, table: RowTable, row: int) -> None:
     """Replace one pick by the first key of the row's own sequence that it may not see."""
-    row = _row(table, table.limits < table.key_lengths)
     picks[row, 0] = table.starts[row] + table.limits[row]
 
 
-def neighbour_sequence(picks: torch.Tensor, table: RowTable) -> None:
+def _neighbour_sequence(picks: torch.Tensor, table: RowTable, row: int) -> None:
     """Replace one pick by a key of the sequence before."""
-    row = _row(table, table.starts > 0)
     picks[row, 0] = table.starts[row] - 1
 
 
-def key_on_padding(picks: torch.Tensor, table: RowTable) -> None:
+def _key_on_padding(picks: torch.Tensor, table: RowTable, row: int) -> None:
     """Give a padding row a key of a sequence that it is not of.
 
     A padding row inside a sequence has keys of that sequence, which nobody reads.
     """
-    keys = _key_of_another(table)
-    row = int(_padding_rows(table).nonzero().flatten()[-1])
-    picks[row, 0] = keys[row]
+    picks[row, 0] = _key_of_another(table)[row]
 
 
-def next_past_empty(picks: torch.Tensor, table: RowTable) -> None:
+def _next_past_empty(picks: torch.Tensor, table: RowTable, row: int) -> None:
     """Replace one pick of the sequence before an empty entry by the first key behind the entry.
 
     As if the empty entry's boundary were skipped, and the sequence ran on into the next one.
     """
-    row = _row(table, _rows_before_an_empty_entry(table))
     picks[row, 0] = table.starts[row] + table.key_lengths[row]
+
+
+def _duplicate_index(picks: torch.Tensor, _table: RowTable, row: int) -> None:
+    """Repeat a pick in place of another one."""
+    picks[row, 1] = picks[row, 0]
 
 
 def _key_of_another(table: RowTable) -> torch.Tensor:
@@ -74,12 +89,12 @@ def _key_of_another(table: RowTable) -> torch.Tensor:
     return torch.where(table.starts > 0, table.starts - 1, behind)
 
 
-def _padding_rows(table: RowTable) -> torch.Tensor:
+def _padding_rows(table: RowTable, _slots: int) -> torch.Tensor:
     """Padding rows of which there is another sequence's key to be given."""
     return ~table.valid & (_key_of_another(table) < table.num_keys)
 
 
-def _rows_before_an_empty_entry(table: RowTable) -> torch.Tensor:
+def _rows_before_an_empty_entry(table: RowTable, _slots: int) -> torch.Tensor:
     """Real rows of a sequence that has an empty entry behind it, and a sequence behind that."""
     present = table.sequence.unique()
     following = torch.isin(table.sequence + 1, present)
@@ -87,33 +102,25 @@ def _rows_before_an_empty_entry(table: RowTable) -> torch.Tensor:
     return ~following & (table.sequence < last) & (table.sequence >= 0) & table.valid
 
 
-def duplicate_index(picks: torch.Tensor, table: RowTable) -> None:
-    """Repeat a pick in place of another one."""
-    row = _row(table, table.limits >= picks.size(1))
-    picks[row, 1] = picks[row, 0]
-
-
 PLANTS: dict[str, Plant] = {
-    "wrong_index": wrong_index,
-    "past_limit": past_limit,
-    "neighbour_sequence": neighbour_sequence,
-    "key_on_padding": key_on_padding,
-    "next_past_empty": next_past_empty,
-    "duplicate_index": duplicate_index,
-}
-
-
-_FITTING: dict[str, Callable[[RowTable, int], torch.Tensor]] = {
-    "wrong_index": lambda table, topk: table.valid & (table.limits > topk),
-    "past_limit": lambda table, _topk: table.valid & (table.limits < table.key_lengths),
-    "neighbour_sequence": lambda table, _topk: table.valid & (table.starts > 0),
-    "key_on_padding": lambda table, _topk: _padding_rows(table),
-    "next_past_empty": lambda table, _topk: _rows_before_an_empty_entry(table),
-    "duplicate_index": lambda table, topk: (
-        table.valid & (table.limits >= min(topk, table.num_keys))
+    "wrong_index": Plant(
+        fits=lambda table, slots: table.valid & (table.limits > slots), change=_wrong_index
+    ),
+    "past_limit": Plant(
+        fits=lambda table, _slots: table.valid & (table.limits < table.key_lengths),
+        change=_past_limit,
+    ),
+    "neighbour_sequence": Plant(
+        fits=lambda table, _slots: table.valid & (table.starts > 0), change=_neighbour_sequence
+    ),
+    "key_on_padding": Plant(fits=_padding_rows, change=_key_on_padding, last=True),
+    "next_past_empty": Plant(fits=_rows_before_an_empty_entry, change=_next_past_empty),
+    "duplicate_index": Plant(
+        fits=lambda table, slots: table.valid & (table.limits >= min(slots, table.num_keys)),
+        change=_duplicate_index,
     ),
 }
-"""Rows that a kind fits: it strikes where there is one, and packs of a history differ in that."""
+"""Kinds that change a pick. They strike where a row fits: packs of a history differ in that."""
 
 
 ELSEWHERE = frozenset({*MEMO_PLANTS, *RUN_PLANTS, *TRAINING_PLANTS, *HISTORY_PLANTS})
@@ -143,7 +150,7 @@ def plant(
     plant_run(recorder, kinds)
     plant_history(recorder, kinds)
     plant_training(recorder, kinds)
-    spared = tuple(k for k in kinds if k in _FITTING and not bool(_FITTING[k](table, topk).any()))
+    spared = tuple(k for k in kinds if k in PLANTS and not PLANTS[k].fits(table, topk).any())
     for kind in kinds:
         if kind in ELSEWHERE or kind in spared:
             continue
@@ -153,9 +160,9 @@ def plant(
         if kind in _VALUE_PLANTS:
             recorder.transforms["attention"] = _VALUE_PLANTS[kind]
             continue
-        change = PLANTS[kind]
+        strike = PLANTS[kind].strike
         for symbol, place in (("fused_topk", 0), ("naive_topk", 1), ("naive_topk_loss", 0)):
-            recorder.transforms[symbol] = _on_indices(change, table, place)
+            recorder.transforms[symbol] = _on_indices(strike, table, place)
     return spared
 
 
@@ -184,11 +191,13 @@ _VALUE_PLANTS: dict[str, Transform] = {
 }
 
 
-def _on_indices(change: Plant, table: RowTable, place: int) -> Transform:
+def _on_indices(
+    strike: Callable[[torch.Tensor, RowTable], None], table: RowTable, place: int
+) -> Transform:
     def transform(_call: HookCall, result: Any) -> Any:
         parts = list(result)
         parts[place] = parts[place].clone()
-        change(parts[place][0], table)
+        strike(parts[place][0], table)
         return tuple(parts)
 
     return transform

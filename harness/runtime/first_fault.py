@@ -165,7 +165,7 @@ def _remedy(rank: RankOutcome) -> str:
 def _exception_verdict(rank: RankOutcome) -> tuple[Verdict, str]:
     exception = rank.exception
     assert exception is not None
-    first_line = exception.text.partition("\n")[0] or _raised_at(exception)
+    first_line = exception.text.strip().partition("\n")[0] or _raised_at(exception)
     text = f"{exception.type}: {first_line}"
     if exception.address_fault is not None or _is_cuda_memory_error(rank):
         return Verdict.MEMORY_FAULT, text

@@ -54,7 +54,7 @@ def test_healthy_twin(case):
 def test_plant_shows_under_its_own_count(case, kind, count):
     picks, operands, table = case
     changed = picks.clone()
-    PLANTS[kind](changed, table)
+    PLANTS[kind].strike(changed, table)
     assert int((changed != picks).any(dim=1).sum()) == 1
     assert int(judge(changed, operands, table).of(count).sum()) == 1
 
@@ -84,7 +84,7 @@ def test_a_padding_row_is_given_a_key_of_another_sequence(pack, cp_rank, tail):
     picks, table = picks_of_first_keys(pack, cp_rank)
     assert Mark.FOREIGN not in marks_of(picks, table).values()
     changed = picks.clone()
-    PLANTS["key_on_padding"](changed, table)
+    PLANTS["key_on_padding"].strike(changed, table)
     (row,) = (changed != picks).any(dim=1).nonzero().flatten().tolist()
     assert not bool(table.valid[row])
     assert (int(table.sequence[row]) < 0) is tail
@@ -101,7 +101,7 @@ def test_the_sequence_before_an_empty_entry_is_given_the_first_key_behind_it(
     pack = pack_sequences(lengths, cp_size=2)
     picks, table = picks_of_first_keys(pack, 1)
     changed = picks.clone()
-    PLANTS["next_past_empty"](changed, table)
+    PLANTS["next_past_empty"].strike(changed, table)
     (row,) = (changed != picks).any(dim=1).nonzero().flatten().tolist()
     assert int(table.sequence[row]) == before
     assert int(changed[row, 0]) == pack.cu_seqlens_k_padded[behind]
@@ -160,4 +160,4 @@ def test_no_plant_clears_the_transforms(case):
 def test_a_rank_without_a_fitting_row_says_so():
     table = rows_of_rank(pack_sequences([8], cp_size=1), 0)
     with pytest.raises(ValueError, match="use a longer pack"):
-        PLANTS["neighbour_sequence"](torch.zeros(8, 4, dtype=torch.int64), table)
+        PLANTS["neighbour_sequence"].strike(torch.zeros(8, 4, dtype=torch.int64), table)

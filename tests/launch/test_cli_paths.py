@@ -11,6 +11,7 @@ from launch.cli import cli
     [
         ("minimise", "a.yaml", "--out", ""),
         ("search", "a.yaml", "--out="),
+        ("search", "a.yaml", "--megatron="),
         ("intake", "a.log", "--out="),
         ("export", "a.yaml", "--out="),
         ("capture", "to-scenario", "somewhere", "--out="),

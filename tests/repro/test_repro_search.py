@@ -235,12 +235,20 @@ def test_a_pack_without_room_for_the_planted_fault_is_no_finding():
     planted = replace(
         BASE, inject=("past_limit@0:select",), expect=ExpectSpec(verdict=Verdict.OUT_OF_BOUNDS)
     )
-    note = NoteEvidence(topic=NEVER_STRUCK, text="past_limit: microbatch 0 has no row")
-    fake = Fake(lambda case, before: replace(passed(), notes=(note,)))
+
+    def spared(case, most):
+        notes = tuple(
+            NoteEvidence(topic=NEVER_STRUCK, text=f"past_limit: microbatch {place} has no row")
+            for place in range(min(most, len(case.microbatches)))
+        )
+        return replace(passed(), notes=notes)
+
+    fake = Fake(lambda case, before: spared(case, most=9))
     report = Search(bases=(planted,), evaluator=fake, most=5, budget_s=600.0).run()
     assert report.counts == {"unexpected pass (planted fault never struck)": 5}
     assert report.found is None
-    fake = Fake(lambda case, before: passed())
+    # A fault that struck in one microbatch had to show.
+    fake = Fake(lambda case, before: spared(case, most=len(case.microbatches) - 1))
     report = Search(bases=(planted,), evaluator=fake, most=5, budget_s=600.0).run()
     assert report.ending == "found"
 
